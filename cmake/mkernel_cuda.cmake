@@ -1,0 +1,84 @@
+# The CUDA part: all src/**/*.cu, built when nvcc is found (MKERNEL_CUDA=AUTO), always (ON) or never (OFF).
+if(NOT MKERNEL_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "MKERNEL_CUDA is '${MKERNEL_CUDA}', it must be AUTO, ON or OFF")
+endif()
+if(MKERNEL_CUDA STREQUAL "OFF")
+  return()
+endif()
+
+set(mkernel_cuda_arch 90a)  # Hopper with its own features: TMA, wgmma
+
+# Sets `out` to why this nvcc is of no use, or to nothing. An nvcc may be too old for the architecture or for C++20, or
+# refuse the host compiler; CMake would take each as fatal, and the CPU part needs none of it.
+function(mkernel_probe_nvcc nvcc out)
+  set(source "${PROJECT_BINARY_DIR}/nvcc_probe/probe.cu")
+  file(WRITE "${source}" "#include <concepts>\ntemplate <std::integral T>\n__global__ void f(T* x) { *x = 1; }\n\
+template __global__ void f<int>(int*);\n")
+  set(host_compiler "${CMAKE_CUDA_HOST_COMPILER}")
+  if(NOT host_compiler)
+    set(host_compiler "$ENV{CUDAHOSTCXX}")
+  endif()
+  if(host_compiler)
+    set(host_compiler "-ccbin=${host_compiler}")
+  endif()
+  execute_process(
+    COMMAND "${nvcc}" ${host_compiler} -std=c++20 -arch=sm_${mkernel_cuda_arch} -c "${source}" -o "${source}.o"
+    RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(status EQUAL 0)
+    set(${out} "" PARENT_SCOPE)
+  else()
+    string(REGEX REPLACE "\n.*" "" first_line "${output}")
+    set(${out} "${nvcc} cannot build for sm_${mkernel_cuda_arch} in C++20: ${status} ${first_line}" PARENT_SCOPE)
+  endif()
+endfunction()
+
+if(NOT CMAKE_CUDA_COMPILER)
+  if(DEFINED ENV{CUDACXX})
+    set(mkernel_nvcc "$ENV{CUDACXX}")
+  else()
+    # Finds nvcc also where the toolkit is installed but not in PATH.
+    find_package(CUDAToolkit QUIET)
+    set(mkernel_nvcc "${CUDAToolkit_NVCC_EXECUTABLE}")
+  endif()
+  if(mkernel_nvcc)
+    mkernel_probe_nvcc("${mkernel_nvcc}" mkernel_cuda_obstacle)
+  else()
+    set(mkernel_cuda_obstacle "no nvcc found in PATH, in CUDACXX or in the usual places")
+  endif()
+  if(mkernel_cuda_obstacle AND MKERNEL_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "MKERNEL_CUDA=ON, but ${mkernel_cuda_obstacle}")
+  elseif(mkernel_cuda_obstacle)
+    message(STATUS "CUDA: the CUDA part is left out: ${mkernel_cuda_obstacle}")
+    return()
+  endif()
+  set(CMAKE_CUDA_COMPILER "${mkernel_nvcc}")
+endif()
+
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES ${mkernel_cuda_arch})
+endif()
+enable_language(CUDA)
+file(GLOB_RECURSE mkernel_cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*.cu")
+message(STATUS "CUDA: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, architecture ${mkernel_cuda_arch}")
+if(NOT mkernel_cuda_sources)
+  return()
+endif()
+
+# CMake 3.25 does not know that nvcc speaks C++20.
+foreach(kind STANDARD EXTENSION)
+  if(NOT CMAKE_CUDA20_${kind}_COMPILE_OPTION)
+    set(CMAKE_CUDA20_${kind}_COMPILE_OPTION -std=c++20)
+  endif()
+endforeach()
+
+add_library(mkernel_cuda OBJECT ${mkernel_cuda_sources})
+set_target_properties(mkernel_cuda PROPERTIES
+  CUDA_STANDARD 20
+  CUDA_STANDARD_REQUIRED ON
+  CUDA_ARCHITECTURES ${mkernel_cuda_arch}
+  POSITION_INDEPENDENT_CODE ON)
+target_include_directories(mkernel_cuda PRIVATE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
+target_compile_options(mkernel_cuda PRIVATE -Xcompiler=-Wall,-Wextra)
+if(MKERNEL_WERROR)
+  target_compile_options(mkernel_cuda PRIVATE -Werror=all-warnings)
+endif()

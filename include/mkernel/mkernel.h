@@ -1,0 +1,170 @@
+// mKernel's public C++ API: create a world, create an operator on it, run it on pointers and strides.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mkernel/result.h"
+#include "mkernel/types.h"
+
+namespace mkernel {
+
+// Where ranks run.
+enum class Device : std::uint8_t {
+  kHost,  // CPU threads stand for SMs, all ranks in this process
+  kSim,   // virtual time, one thread, reproducible from a seed
+};
+
+// The network between nodes, per GPU and direction.
+struct Link {
+  double gigabytes_per_s = 0;  // 10^9 bytes per second; 0: as fast as memory allows
+  double latency_us = 0;
+  bool unordered = false;  // writes may overtake each other (as on AWS EFA)
+};
+
+// How many SMs of a rank serve each role first. All zero: chosen from the plan.
+struct Partition {
+  int compute = 0;
+  int intra = 0;
+  int recv = 0;
+  bool operator==(const Partition&) const = default;
+};
+
+struct WorldOptions {
+  int nodes = 1;
+  int gpus = 1;  // per node
+  Device device = Device::kHost;
+  int sms = 2;  // SMs (threads on the host) per rank, at least 1
+  Partition partition;
+  Link link;
+  double deadline_s = 600;  // a wait that lasts longer fails the run
+  double warn_s = 30;       // a wait that lasts longer is reported to on_warning, once per wait
+  int ring_depth = 256;     // command records in flight per destination node; a power of two, 1 and up
+  std::uint64_t seed = 1;   // of the simulator's schedule
+  std::function<void(const std::string&)> on_warning;
+};
+
+// A matrix of the caller. Strides are in elements and may be any non-negative values that do not overlap for outputs;
+// row-major is {.row_stride = cols, .col_stride = 1}, a transposed matrix {.row_stride = 1, .col_stride = rows}.
+// `data` may be null when the matrix has no elements.
+struct Matrix {
+  void* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t col_stride = 1;
+
+  static Matrix row_major(void* data, std::int64_t rows, std::int64_t cols) { return {data, rows, cols, cols, 1}; }
+};
+
+// One rank's matrices for one call; their shapes are Operator::a_shape() and so on.
+struct GemmArguments {
+  Matrix a;
+  Matrix b;
+  Matrix c;
+};
+
+// C (m, n) = A (m, k) * B (k, n) in global sizes; see docs/operators.md for how each operator divides them.
+struct GemmOptions {
+  Op op = Op::kGemmAllReduce;
+  std::int64_t m = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  Dtype dtype = Dtype::kBf16;
+  bool fp32_partials = false;  // sums between GPUs in fp32 instead of `dtype`
+  bool fused = true;           // false: communication and GEMM one after the other, for comparison
+  // 0: chosen from the sizes.
+  int bm = 0;
+  int bn = 0;
+  int band = 0;
+  int chunk_tiles = 0;
+  int chunk_rows = 0;
+};
+
+// One bar of a timeline.
+struct TraceEvent {
+  std::string name;
+  int rank = 0;
+  int track = 0;  // SM of the rank; tracks from 1000 on are links to nodes
+  double begin_us = 0;
+  double end_us = 0;
+};
+
+// What a run did, over all ranks.
+struct RunReport {
+  double time_us = 0;  // from the first launch to the last completion; virtual time on Device::kSim
+  std::int64_t tasks = 0;
+  std::int64_t network_bytes = 0;
+  std::int64_t network_bytes_bound = 0;  // the least that the pattern allows
+  std::int64_t workspace_bytes = 0;      // per rank
+  Partition partition;
+  std::vector<TraceEvent> trace;  // filled when asked for
+};
+
+struct MatrixShape {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  bool operator==(const MatrixShape&) const = default;
+};
+
+// All ranks of a job in this process. Movable; outlived by no operator. Thread-safe.
+class World {
+ public:
+  // Errors: kBadArgument.
+  static Result<World> create(const WorldOptions& options);
+  World(World&&) noexcept;
+  World& operator=(World&&) noexcept;
+  ~World();
+
+  int size() const;
+  const WorldOptions& options() const;
+  // Makes every rank leave every call with an error that quotes `reason`. The world cannot be used afterwards.
+  void abort(const std::string& reason);
+  // The last 1024 operations of a rank, one line each, oldest first; also after a failure. Empty on Device::kSim and for
+  // a rank that does not exist.
+  std::string flight_record(int rank) const;
+
+  class Impl;
+  // For mKernel's own parts and tests.
+  const std::shared_ptr<Impl>& impl() const { return impl_; }
+
+ private:
+  explicit World(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+// A fused operator with its workspace on every rank. At most 63 per world.
+class Operator {
+ public:
+  // Errors: kBadArgument, kOutOfMemory.
+  static Result<Operator> create(World& world, const GemmOptions& options);
+  Operator(Operator&&) noexcept;
+  Operator& operator=(Operator&&) noexcept;
+  ~Operator();
+
+  MatrixShape a_shape(int rank) const;
+  MatrixShape b_shape(int rank) const;
+  MatrixShape c_shape(int rank) const;
+  std::int64_t workspace_bytes() const;
+
+  // Runs all ranks and returns when every rank's C is final. `arguments` has one entry per rank.
+  // Errors: kBadArgument before anything starts; kTimeout, kPeerLost, kAborted afterwards.
+  Result<RunReport> run(std::span<const GemmArguments> arguments, bool trace = false);
+
+  // Device::kHost only: one rank's part of a call, to be made from any thread. Calls of a rank run in the order of
+  // launch; ranks need no barrier between them. The matrices must stay valid until wait() has returned.
+  Status launch(int rank, const GemmArguments& arguments);
+  // Waits for all launches of this rank.
+  Status wait(int rank);
+
+  class Impl;
+
+ private:
+  explicit Operator(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace mkernel

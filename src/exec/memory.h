@@ -1,0 +1,44 @@
+// All memory of one operator: every rank's workspace and, per epoch, every rank's matrices. Turns the Access of a plan
+// into a matrix that tile maths can work on, and performs the data part of a task.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <vector>
+
+#include "exec/tile_math.h"
+#include "mkernel/mkernel.h"
+#include "plan/heap_layout.h"
+#include "plan/operands.h"
+
+namespace mkernel {
+
+class Memory {
+ public:
+  // `heaps[rank]` has HeapLayout::bytes() bytes, zeroed, aligned to 256 bytes.
+  Memory(const Plan& plan, std::vector<std::byte*> heaps);
+
+  const HeapLayout& layout() const { return layout_; }
+  std::byte* heap(std::int32_t rank) const { return heaps_[rank]; }
+  // Names the matrices of `rank` for `epoch`. Must happen before any task of that rank and epoch; they are remembered
+  // until epoch + 2.
+  void bind(std::int32_t rank, std::uint64_t epoch, const GemmArguments& arguments);
+
+  ConstMatrix read(const Access& access, std::uint64_t epoch) const;
+  OutMatrix write(const Access& access, std::uint64_t epoch) const;
+
+  // Does what `task` says to memory: kGemm, kCopy, kReduce; nothing for kNone and for kPut, which the network does.
+  void act(std::int32_t rank, const Task& task, std::uint64_t epoch, TileScratch& scratch) const;
+
+ private:
+  OutMatrix resolve(const Access& access, std::uint64_t epoch) const;
+
+  Plan plan_;
+  HeapLayout layout_;
+  std::vector<std::byte*> heaps_;
+  std::vector<std::array<GemmArguments, 2>> arguments_;  // by rank and epoch parity
+};
+
+// Scratch that fits every tile of the plan on every rank.
+TileScratch make_scratch(const Plan& plan);
+
+}  // namespace mkernel

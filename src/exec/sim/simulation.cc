@@ -1,0 +1,375 @@
+#include "exec/sim/simulation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "net/local/local_transport.h"
+#include "plan/flag_init.h"
+#include "plan/print.h"
+
+namespace mkernel {
+namespace {
+
+constexpr Nanos kSecond = 1'000'000'000;
+constexpr Nanos kDeathNoticed = 2 * kSecond;  // how soon the world learns that a process is gone (reliability.md: <= 5 s)
+
+Nanos seconds(double s) { return static_cast<Nanos>(s * static_cast<double>(kSecond)); }
+
+}  // namespace
+
+Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* const> operators,
+                       std::span<const SimCall> calls)
+    : options_(options), cost_(options.cost), calls_(calls), world_(options.topo.world()), random_(options.seed) {
+  MK_CHECK_OP(options_.sms, >=, 1);
+  const auto world = static_cast<std::size_t>(world_);
+  const Injection& inject = options_.inject;
+
+  for (const PlanSource* source : operators) {
+    Operator op;
+    op.source = source;
+    op.plan = source->plan();
+    op.layout = HeapLayout(op.plan);
+    op.partition = options_.partition == Partition{}
+                       ? choose_partition(op.plan, options_.sms, cost_.role_costs())
+                       : options_.partition;
+    op.epochs.assign(world, inject.start_epoch);
+    op.flags.assign(world, std::vector<Flag>(2 * std::size_t{op.plan.flag_count()}));
+    if (inject.start_epoch != 0) {
+      std::vector<std::uint32_t> values(2 * std::size_t{op.plan.flag_count()});
+      for (std::int32_t rank = 0; rank < world_; ++rank) {
+        init_flags(*source, rank, inject.start_epoch, values.data());
+        for (std::size_t i = 0; i < values.size(); ++i) op.flags[rank][i].value = values[i];
+      }
+    }
+    if (options_.data) {
+      // Poisoned: every byte of a NaN in all three types. Nothing of it may reach a result.
+      op.heaps.assign(world, std::vector<std::byte>(static_cast<std::size_t>(op.layout.bytes()), std::byte{0xff}));
+      std::vector<std::byte*> heaps;
+      for (auto& heap : op.heaps) heaps.push_back(heap.data());
+      op.memory = std::make_unique<Memory>(op.plan, std::move(heaps));
+      op.scratch = std::make_unique<TileScratch>(make_scratch(op.plan));
+    }
+    int lanes = 0;
+    for (int role = 0; role < kRoleCount; ++role) lanes += op.plan.lanes(static_cast<Role>(role));
+    lanes_per_rank_ = std::max(lanes_per_rank_, lanes + 1);
+    report_.partitions.push_back(op.partition);
+    operators_.push_back(std::move(op));
+  }
+  completion_lane_ = lanes_per_rank_ - 1;
+  call_states_.assign(calls.size(), {world_, world_, false});
+  report_.call_end_ns.assign(calls.size(), 0);
+
+  ranks_.resize(world);
+  lanes_.resize(world * static_cast<std::size_t>(lanes_per_rank_));
+  sms_.resize(world * static_cast<std::size_t>(options_.sms));
+  nvlink_out_.assign(world, 0);
+  nvlink_in_.assign(world, 0);
+  ranks_left_ = calls.empty() ? 0 : world_;
+
+  LinkModel link;
+  link.bytes_per_ns = cost_.net_bytes_per_ns;
+  link.latency_ns = cost_.net_ns;
+  link.unordered = cost_.unordered || inject.net_pieces > 0;
+  link.pieces = std::max(1, inject.net_pieces);
+  link.jitter_ns = inject.net_jitter_ns;
+  link.seed = random_.next();
+  link.again_probability = inject.post_again;
+  link.post_ns = cost_.post_ns;
+  network_ = std::make_unique<LocalNetwork>(world_, link, this,
+                                            [this](std::int32_t rank, Nanos when) { wake_proxy(rank, when); });
+  const std::int32_t nodes = options_.topo.nodes;
+  // What a record waits in costs memory by nodes squared; deep rings change nothing once the link is the limit.
+  const auto depth = static_cast<std::uint32_t>(nodes > 16 ? std::min(options_.ring_depth, 16) : options_.ring_depth);
+  rings_.resize(world);
+  for (std::int32_t rank = 0; rank < world_; ++rank) {
+    ProxyConfig config;
+    config.rank = rank;
+    config.topo = options_.topo;
+    config.endpoint = network_->endpoint(rank);
+    config.landing = this;
+    config.hinted = true;
+    for (std::int32_t node = 0; node < nodes; ++node) {
+      const bool own = node == options_.topo.node_of(rank);
+      const std::uint32_t start = inject.start_epoch == 0 ? 0 : 0xfffffffd;
+      rings_[rank].push_back(own ? nullptr : std::make_unique<CommandRing>(depth, start));
+      config.rings.push_back(rings_[rank].back().get());
+    }
+    proxies_.push_back(std::make_unique<Proxy>(config));
+    for (std::size_t i = 0; i < operators_.size(); ++i) {
+      const Operator& op = operators_[i];
+      proxies_.back()->add_operator(static_cast<std::uint32_t>(i), op.source, op.layout, inject.start_epoch);
+    }
+  }
+  if (options_.races) {
+    races_ = std::make_unique<RaceDetector>(world * static_cast<std::size_t>(options_.sms + 1) +
+                                            world * static_cast<std::size_t>(nodes));
+  }
+
+  for (std::int32_t rank = 0; rank < world_ && ranks_left_ > 0; ++rank) {
+    for (std::int32_t sm = 0; sm < options_.sms; ++sm) sm_of(rank, sm).slow = random_.chance(inject.slow_sm);
+    schedule(rank == inject.late_rank ? inject.late_ns : 0, control_actor(Control::kLaunch, rank));
+    if (inject.withheld_sms > 0) schedule(inject.withheld_until_ns, control_actor(Control::kReturnSms, rank));
+    schedule(std::min(seconds(options_.warn_s), seconds(options_.deadline_s)), control_actor(Control::kWatch, rank));
+  }
+  if (inject.dead_rank >= 0 && inject.dead_rank < world_) {
+    schedule(inject.dead_ns, control_actor(Control::kDie, inject.dead_rank));
+  }
+}
+
+Simulation::~Simulation() = default;
+
+// ---- events
+
+void Simulation::schedule(Nanos time, std::uint32_t actor) {
+  std::uint32_t order = next_order_++;
+  if (options_.inject.shuffle) order = static_cast<std::uint32_t>(random_.next() & 0x7fffffff);
+  const Event event{time, order, actor};
+  if (top_consumed_) {
+    top_consumed_ = false;
+    queue_.replace_top(event);
+  } else {
+    queue_.push(event);
+  }
+}
+
+std::uint32_t Simulation::sm_actor(std::int32_t rank, std::int32_t sm) const {
+  return static_cast<std::uint32_t>(rank * options_.sms + sm);
+}
+std::uint32_t Simulation::lane_actor(std::int32_t rank, std::int32_t lane) const {
+  return static_cast<std::uint32_t>(world_ * options_.sms + rank * lanes_per_rank_ + lane);
+}
+std::uint32_t Simulation::proxy_actor(std::int32_t rank) const {
+  return static_cast<std::uint32_t>(world_ * (options_.sms + lanes_per_rank_) + rank);
+}
+std::uint32_t Simulation::control_actor(Control what, std::int32_t rank) const {
+  const std::int32_t base = world_ * (options_.sms + lanes_per_rank_ + 1);
+  return static_cast<std::uint32_t>(base + static_cast<std::int32_t>(what) * world_ + rank);
+}
+
+SimReport Simulation::run() {
+  while (!done_ && ranks_left_ > 0) {
+    MK_CHECK(!queue_.empty());  // the watches never run out before the ranks do
+    const Event event = queue_.top();
+    now_ = event.time;
+    top_consumed_ = true;
+    ++report_.events;
+    dispatch_event(event.actor, event.time);
+    if (top_consumed_) queue_.pop();
+    top_consumed_ = false;
+  }
+  report_.network_bytes = 0;
+  for (const auto& proxy : proxies_) report_.network_bytes += proxy->stats().bytes;
+  return std::move(report_);
+}
+
+void Simulation::dispatch_event(std::uint32_t actor, Nanos time) {
+  auto at = static_cast<std::int32_t>(actor);
+  const std::int32_t sms = world_ * options_.sms;
+  if (at < sms) return end(at / options_.sms, at % options_.sms);
+  at -= sms;
+  const std::int32_t lanes = world_ * lanes_per_rank_;
+  if (at < lanes) return advance(at / lanes_per_rank_, at % lanes_per_rank_);
+  at -= lanes;
+  if (at < world_) {
+    if (ranks_[at].proxy_at == time) step_proxy(at);
+    return;
+  }
+  at -= world_;
+  control(static_cast<Control>(at / world_), at % world_);
+}
+
+void Simulation::control(Control what, std::int32_t rank) {
+  Rank& r = ranks_[rank];
+  switch (what) {
+    case Control::kLaunch: return launch(rank);
+    case Control::kWatch: return watch(rank);
+    case Control::kDie:
+      if (r.call >= calls_.size()) return;  // it had finished
+      r.dead = true;
+      network_->kill(rank);
+      schedule(now_ + kDeathNoticed, control_actor(Control::kDeath, rank));
+      return;
+    case Control::kDeath: {
+      for (std::int32_t other = 0; other < world_; ++other) {
+        if (!ranks_[other].running || ranks_[other].dead) continue;
+        const AbortRecord record = blocked_wait(other);
+        return fail(ErrorKind::kPeerLost,
+                    fmt::format("rank {} died in call {}; {}", rank, r.call,
+                                describe(op_of(ranks_[other]).plan, record)));
+      }
+      return fail(ErrorKind::kPeerLost, fmt::format("rank {} died in call {}", rank, r.call));
+    }
+    case Control::kReturnSms:
+      if (r.dead) return;
+      for (std::int32_t sm = options_.sms - std::min(options_.inject.withheld_sms, options_.sms); sm < options_.sms;
+           ++sm) {
+        if (r.running && sm_of(rank, sm).lane == kWithheld) next_task(rank, sm);
+      }
+      return;
+  }
+}
+
+// ---- calls
+
+bool Simulation::first_phase(const Operator& op, Role role) const {
+  return (op.plan.spec().op == Op::kAllGatherGemm) != (role == Role::kCompute);
+}
+
+void Simulation::launch(std::int32_t rank) {
+  Rank& r = ranks_[rank];
+  if (r.dead) return;
+  Operator& op = op_of(r);
+  const SimCall& call = calls_[r.call];
+  r.epoch = ++op.epochs[rank];
+  r.running = true;
+  r.warned = false;
+  r.remaining = 0;
+  r.gated = 0;
+  r.progress_at = now_;
+  if (op.memory && !call.arguments.empty()) op.memory->bind(rank, r.epoch, call.arguments[rank]);
+
+  std::int32_t index = 0;
+  for (Role role : {Role::kSend, Role::kIntra, Role::kRecv, Role::kCompute}) {
+    const bool open = options_.fused || first_phase(op, role) || call_states_[r.call].gate_open;
+    for (std::int32_t lane = 0; lane < op.plan.lanes(role); ++lane, ++index) {
+      Lane& l = lane_of(rank, index);
+      l.head = -1;
+      l.count = op.source->count(rank, role, lane);
+      l.role = role;
+      l.number = static_cast<std::int16_t>(lane);
+      l.open = open;
+      r.remaining += l.count;
+      if (first_phase(op, role)) r.gated += l.count;
+    }
+  }
+  for (; index < completion_lane_; ++index) lane_of(rank, index).count = -1;
+  Lane& completion = lane_of(rank, completion_lane_);
+  load_head(rank, completion);
+  completion.task.waits[0] = op.source->completion(rank);
+
+  // All SMs are free. The withheld ones come when they are given back.
+  const Servers servers(op.partition, op.plan);
+  const bool withheld = options_.inject.withheld_sms > 0 && now_ < options_.inject.withheld_until_ns;
+  const std::int32_t usable =
+      withheld ? std::max(0, options_.sms - options_.inject.withheld_sms) : options_.sms;
+  for (auto& idle : r.idle) idle.clear();
+  for (auto& ready : r.ready) ready.clear();
+  for (std::int32_t sm = options_.sms - 1; sm >= 0; --sm) {
+    sm_of(rank, sm).lane = sm < usable ? kIdle : kWithheld;
+    if (sm >= usable) continue;
+    r.idle[slot(servers.first_role(sm))].push_back(sm);
+  }
+  if (races_) {
+    for (std::int32_t sm = 0; sm <= options_.sms; ++sm) {
+      races_->acquire(sm == options_.sms ? send_process(rank) : sm_process(rank, sm), rank_key(rank));
+    }
+  }
+  const bool gate_free = !options_.fused && r.gated == 0;
+  const bool no_tasks = r.remaining == 0;  // else the last finished task asks for completion
+  for (std::int32_t lane = 0; lane < completion_lane_; ++lane) {
+    Lane& l = lane_of(rank, lane);
+    if (l.count >= 0 && l.open && l.head < 0) advance(rank, lane);
+  }
+  if (gate_free && --call_states_[r.call].gates_left == 0) open_gate(r.call);
+  if (no_tasks) schedule(now_, lane_actor(rank, completion_lane_));
+}
+
+void Simulation::open_gate(std::size_t call) {
+  call_states_[call].gate_open = true;
+  for (std::int32_t rank = 0; rank < world_; ++rank) {
+    Rank& r = ranks_[rank];
+    if (!r.running || r.call != call) continue;
+    for (std::int32_t lane = 0; lane < completion_lane_; ++lane) {
+      Lane& l = lane_of(rank, lane);
+      if (l.count < 0 || l.open) continue;
+      l.open = true;
+      schedule(now_, lane_actor(rank, lane));
+    }
+  }
+}
+
+void Simulation::complete(std::int32_t rank) {
+  Rank& r = ranks_[rank];
+  if (races_) {
+    const Wait wait = op_of(r).source->completion(rank);
+    for (std::int32_t sm = 0; sm <= options_.sms; ++sm) {
+      const std::size_t process = sm == options_.sms ? send_process(rank) : sm_process(rank, sm);
+      for (std::uint32_t i = 0; i < wait.span; ++i) {
+        races_->acquire(process, flag_key(calls_[r.call].op, rank, op_of(r).layout.flag_index(wait.flag + i, r.epoch)));
+      }
+      races_->release(process, rank_key(rank));
+    }
+  }
+  r.running = false;
+  report_.time_ns = now_;
+  Call& state = call_states_[r.call];
+  if (--state.ranks_left == 0) report_.call_end_ns[r.call] = now_;
+  if (++r.call == calls_.size()) {
+    --ranks_left_;
+    return;
+  }
+  schedule(now_, control_actor(Control::kLaunch, rank));
+}
+
+// ---- when something goes wrong
+
+void Simulation::watch(std::int32_t rank) {
+  Rank& r = ranks_[rank];
+  if (r.dead || r.call >= calls_.size()) return;
+  const Nanos warn = seconds(options_.warn_s);
+  const Nanos deadline = seconds(options_.deadline_s);
+  const Nanos waited = r.running ? now_ - r.progress_at : 0;
+  if (r.running && waited >= deadline) {
+    return fail(ErrorKind::kTimeout, describe(op_of(r).plan, blocked_wait(rank)));
+  }
+  if (r.running && waited >= warn && !r.warned) {
+    r.warned = true;
+    report_.warnings.push_back(describe(op_of(r).plan, blocked_wait(rank)));
+  }
+  const Nanos since = r.running ? r.progress_at : now_;
+  const Nanos next = waited < warn ? std::min(since + warn, since + deadline) : since + deadline;
+  schedule(std::max(next, now_ + 1), control_actor(Control::kWatch, rank));
+}
+
+// The wait that holds this rank up: of a lane's head, else of the completion.
+AbortRecord Simulation::blocked_wait(std::int32_t rank) {
+  Rank& r = ranks_[rank];
+  Operator& op = op_of(r);
+  AbortRecord record;
+  record.rank = rank;
+  record.op = static_cast<std::uint32_t>(calls_[r.call].op);
+  record.epoch = r.epoch;
+  record.waited_s = static_cast<double>(now_ - r.progress_at) / 1e9;
+  const std::uint32_t use = use_of_epoch(r.epoch);
+  const auto value = [&](std::uint32_t flag) {
+    return op.flags[rank][static_cast<std::size_t>(op.layout.flag_index(flag, r.epoch))].value;
+  };
+  for (std::int32_t lane = 0; lane < completion_lane_; ++lane) {
+    const Lane& l = lane_of(rank, lane);
+    if (l.count < 0 || !l.open || l.head >= l.count) continue;
+    for (const Wait& wait : l.task.waits) {
+      if (!first_missing(wait, use, value, record)) continue;
+      record.role = l.role;
+      record.lane = l.number;
+      record.task = l.head;
+      return record;
+    }
+  }
+  first_missing(op.source->completion(rank), use, value, record);
+  return record;
+}
+
+void Simulation::fail(ErrorKind kind, std::string message) {
+  if (report_.error) return;
+  report_.error = Error{kind, std::move(message)};
+  report_.time_ns = now_;
+  done_ = true;
+}
+
+std::string Simulation::name_of(std::int32_t rank, Role role, std::int32_t lane, std::int64_t index,
+                                const Task& task) {
+  return describe_task(op_of(ranks_[rank]).plan, rank, role, lane, index, task);
+}
+
+}  // namespace mkernel

@@ -1,0 +1,275 @@
+// Lanes and SMs: which task starts when, on which SM, and how long it takes.
+#include "exec/sim/simulation.h"
+
+#include <algorithm>
+
+namespace mkernel {
+namespace {
+
+constexpr double kSlowdown = 8;  // of the SMs that Injection::slow_sm draws
+
+std::int64_t round_up(std::int64_t x, std::int64_t step) { return ceil_div(x, step) * step; }
+
+}  // namespace
+
+// Whether all flags that the head (or the completion) waits for have been raised; `ready_at` becomes the time when the
+// last of them is visible. Else the lane is registered with the first that is missing; the next look begins there.
+bool Simulation::waits_met(std::int32_t rank, std::int32_t lane) {
+  const Rank& r = ranks_[rank];
+  Operator& op = operators_[calls_[r.call].op];
+  Lane& l = lane_of(rank, lane);
+  const std::uint32_t use = use_of_epoch(r.epoch);
+  std::vector<Flag>& flags = op.flags[rank];
+  for (; l.wait < 2; ++l.wait, l.scanned = 0) {
+    const Wait& wait = l.task.waits[l.wait];
+    const std::uint32_t target = use * wait.count;
+    const std::int64_t first = op.layout.flag_index(wait.flag, r.epoch);
+    for (; l.scanned < wait.span; ++l.scanned) {
+      Flag& flag = flags[static_cast<std::size_t>(first + l.scanned)];
+      if (!flag_reached(flag.value, target)) {
+        l.target = target;
+        l.next_waiter = flag.waiter;
+        flag.waiter = lane;
+        return false;
+      }
+      l.ready_at = std::max(l.ready_at, flag.visible_at);
+    }
+  }
+  return true;
+}
+
+// Shows the task at the lane's head.
+void Simulation::load_head(std::int32_t rank, Lane& l) {
+  l.wait = 0;
+  l.scanned = 0;
+  l.ready_at = 0;
+  if (l.head < l.count) l.task = op_of(ranks_[rank]).source->task(rank, l.role, l.number, l.head);
+}
+
+void Simulation::advance(std::int32_t rank, std::int32_t lane) {
+  Rank& r = ranks_[rank];
+  if (r.dead || !r.running) return;
+  Lane& l = lane_of(rank, lane);
+  if (lane == completion_lane_) {
+    if (!waits_met(rank, lane)) return;
+    if (l.ready_at > now_) return schedule(l.ready_at, lane_actor(rank, lane));
+    return complete(rank);
+  }
+  if (l.head < 0) {
+    l.head = 0;
+    load_head(rank, l);
+  }
+  while (l.head < l.count) {
+    if (l.task.action == Action::kNone) {
+      finish_task(rank, l.role);
+    } else {
+      if (!waits_met(rank, lane)) return;
+      if (l.ready_at > now_) return schedule(l.ready_at, lane_actor(rank, lane));
+      if (l.role == Role::kSend) {
+        if (!send(rank, l)) {
+          r.blocked.push_back(lane);
+          return;
+        }
+      } else {
+        const std::int32_t sm = take_idle_sm(rank, l.role);
+        if (sm == kNobody) {
+          r.ready[slot(l.role)].push_back(lane);
+          return;
+        }
+        start(rank, sm, lane);
+      }
+    }
+    ++l.head;
+    load_head(rank, l);
+  }
+}
+
+// A task of this call is finished; the last one asks whether the call is.
+void Simulation::finish_task(std::int32_t rank, Role role) {
+  Rank& r = ranks_[rank];
+  ++report_.tasks;
+  r.progress_at = now_;
+  if (!options_.fused && first_phase(op_of(r), role) && --r.gated == 0) {
+    if (--call_states_[r.call].gates_left == 0) open_gate(r.call);
+  }
+  if (--r.remaining == 0) schedule(now_, lane_actor(rank, completion_lane_));
+}
+
+bool Simulation::send(std::int32_t rank, Lane& l) {
+  Rank& r = ranks_[rank];
+  const auto number = static_cast<std::uint32_t>(calls_[r.call].op);
+  Operator& op = operators_[number];
+  const std::int32_t node = options_.topo.node_of(l.task.peer);
+  const auto id = static_cast<std::uint32_t>(send_id(op.plan, {l.number, l.head}));
+  CommandRing* ring = rings_[rank][node].get();
+  MK_CHECK(ring != nullptr);
+  const RingView view = ring->view();
+  const Record record{number, static_cast<std::uint32_t>(r.epoch & 0xff), id, 0, 0};
+  if (!try_push(view, record)) return false;
+  if (races_) {
+    acquire_waits(rank, op, l.task, send_process(rank));
+    const std::int64_t flag = op.layout.flag_index(l.task.signals[0].flag, r.epoch);
+    const std::uint64_t key = put_key(number, l.task.peer, flag);
+    races_->release(send_process(rank), key);
+    put_process_[key] = net_process(rank, l.task.peer);
+  }
+  proxies_[rank]->ring_filled(node);
+  wake_proxy(rank, now_ + cost_.record_ns);
+  finish_task(rank, Role::kSend);
+  return true;
+}
+
+// ---- SMs
+
+std::int32_t Simulation::take_idle_sm(std::int32_t rank, Role role) {
+  Rank& r = ranks_[rank];
+  // Own role first, then whoever is idle: compute last, as its SMs are the most.
+  const std::size_t own = slot(role);
+  for (const std::size_t s : {own, own == 1 ? std::size_t{2} : std::size_t{1}, own == 0 ? std::size_t{2} : std::size_t{0}}) {
+    auto& idle = r.idle[s];
+    if (idle.empty()) continue;
+    if (options_.inject.shuffle) std::swap(idle[random_.below(idle.size())], idle.back());
+    const std::int32_t sm = idle.back();
+    idle.pop_back();
+    return sm;
+  }
+  return kNobody;
+}
+
+void Simulation::start(std::int32_t rank, std::int32_t sm, std::int32_t lane) {
+  Rank& r = ranks_[rank];
+  Operator& op = op_of(r);
+  Lane& l = lane_of(rank, lane);
+  Sm& s = sm_of(rank, sm);
+  s.task = l.task;
+  s.index = l.head;
+  s.lane = static_cast<std::int16_t>(lane);
+  s.begin = now_;
+  if (races_) {
+    acquire_waits(rank, op, s.task, sm_process(rank, sm));
+    check_accesses(rank, sm);
+  }
+  s.act_at_end = options_.inject.shuffle && (random_.next() & 1) != 0;
+  if (op.memory && !s.act_at_end) op.memory->act(rank, s.task, r.epoch, *op.scratch);
+  schedule(now_ + duration(op, rank, s.task, s), sm_actor(rank, sm));
+}
+
+void Simulation::end(std::int32_t rank, std::int32_t sm) {
+  Rank& r = ranks_[rank];
+  if (r.dead) return;
+  Operator& op = op_of(r);
+  Sm& s = sm_of(rank, sm);
+  const Lane& l = lane_of(rank, s.lane);
+  if (op.memory && s.act_at_end) op.memory->act(rank, s.task, r.epoch, *op.scratch);
+  if (options_.trace) {
+    report_.trace.push_back({name_of(rank, l.role, l.number, s.index, s.task), rank, sm,
+                             static_cast<double>(s.begin) / 1e3, static_cast<double>(now_) / 1e3});
+  }
+  s.lane = kIdle;
+  raise_signals(rank, s.task, sm_process(rank, sm));
+  finish_task(rank, l.role);
+  next_task(rank, sm);
+}
+
+void Simulation::next_task(std::int32_t rank, std::int32_t sm) {
+  Rank& r = ranks_[rank];
+  Operator& op = op_of(r);
+  const Servers servers(op.partition, op.plan);
+  for (const Role role : servers.order(sm)) {
+    auto& ready = r.ready[slot(role)];
+    if (ready.empty()) continue;
+    std::size_t pick = 0;
+    if (options_.inject.shuffle) pick = random_.below(ready.size());
+    const std::int32_t lane = ready[pick];
+    ready.erase(ready.begin() + static_cast<std::ptrdiff_t>(pick));
+    start(rank, sm, lane);
+    Lane& l = lane_of(rank, lane);
+    ++l.head;
+    load_head(rank, l);
+    advance(rank, lane);
+    return;
+  }
+  r.idle[slot(servers.first_role(sm))].push_back(sm);
+}
+
+void Simulation::raise_signals(std::int32_t rank, const Task& task, std::size_t process) {
+  Rank& r = ranks_[rank];
+  const std::int32_t number = calls_[r.call].op;
+  Operator& op = operators_[number];
+  const std::uint32_t use = use_of_epoch(r.epoch);
+  for (const Signal& signal : task.signals) {
+    if (signal.reach == Reach::kNobody) continue;
+    const std::int64_t flag = op.layout.flag_index(signal.flag, r.epoch);
+    for_each_rank(options_.topo, rank, signal.reach, task.peer, [&](std::int32_t to) {
+      if (races_) races_->release(process, flag_key(static_cast<std::uint32_t>(number), to, flag));
+      const std::uint32_t value = signal.stamp ? use : op.flags[to][static_cast<std::size_t>(flag)].value + 1;
+      raise(op, to, flag, value, to == rank ? cost_.own_flag_ns : cost_.flag_ns);
+    });
+  }
+}
+
+void Simulation::raise(Operator& op, std::int32_t rank, std::int64_t flag, std::uint32_t value, Nanos latency) {
+  Flag& f = op.flags[rank][static_cast<std::size_t>(flag)];
+  f.value = value;
+  f.visible_at = std::max(f.visible_at, now_ + latency);
+  std::int32_t* link = &f.waiter;
+  while (*link != kNobody) {
+    Lane& l = lane_of(rank, *link);
+    if (flag_reached(value, l.target)) {
+      const std::int32_t lane = *link;
+      *link = l.next_waiter;
+      // Looks on at once: of a long range of stamps only the last one makes an event.
+      if (waits_met(rank, lane)) schedule(std::max(l.ready_at, now_), lane_actor(rank, lane));
+    } else {
+      link = &l.next_waiter;
+    }
+  }
+}
+
+Nanos Simulation::reserve(std::vector<Nanos>& link, std::int32_t rank, std::int64_t bytes) {
+  Nanos& free = link[rank];
+  free = std::max(free, now_) + static_cast<Nanos>(static_cast<double>(bytes) / cost_.nvlink_bytes_per_ns);
+  return free;
+}
+
+Nanos Simulation::duration(const Operator& op, std::int32_t rank, const Task& task, const Sm& sm) {
+  double ns = 0;
+  Nanos link_free = now_;
+  if (task.action == Action::kGemm) {
+    // A wgmma instruction takes 64 rows and a multiple of 8 columns, however few are wanted.
+    const double flops = 2.0 * static_cast<double>(round_up(task.block.rows, 64)) *
+                         static_cast<double>(round_up(task.block.cols, 8)) *
+                         static_cast<double>(op.plan.gemm_k(rank));
+    ns = static_cast<double>(cost_.tile_ns) + flops * cost_.sms / (cost_.gemm_flops_per_ns * cost_.gemm_efficiency);
+  } else {
+    std::int64_t bytes = 0;
+    std::int64_t from_peers = 0;
+    std::int64_t to_peers = 0;
+    const auto size_of = [&](const Access& access) {
+      const std::int64_t elements = access.workspace() ? access.end - access.begin : access.block.elements();
+      return elements * dtype_bytes(op.plan.buffer_dtype(access.buffer));
+    };
+    for_each_read(op.plan, rank, task, [&](const Access& access) {
+      const std::int64_t size = size_of(access);
+      bytes += size;
+      if (access.rank == rank) return;
+      from_peers += size;
+      link_free = std::max(link_free, reserve(nvlink_out_, access.rank, size));
+    });
+    for_each_write(op.plan, rank, task, [&](const Access& access) {
+      const std::int64_t size = size_of(access);
+      bytes += size;
+      if (access.rank == rank) return;
+      to_peers += size;
+      link_free = std::max(link_free, reserve(nvlink_in_, access.rank, size));
+    });
+    if (from_peers > 0) link_free = std::max(link_free, reserve(nvlink_in_, rank, from_peers));
+    if (to_peers > 0) link_free = std::max(link_free, reserve(nvlink_out_, rank, to_peers));
+    ns = static_cast<double>(cost_.move_ns) + static_cast<double>(bytes) / cost_.sm_bytes_per_ns;
+  }
+  if (sm.slow) ns *= kSlowdown;
+  if (cost_.jitter > 0) ns *= 1 + cost_.jitter * random_.uniform();
+  return std::max(static_cast<Nanos>(ns), link_free - now_);
+}
+
+}  // namespace mkernel

@@ -1,0 +1,308 @@
+#include "net/local/local_transport.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "base/check.h"
+#include "plan/topology.h"
+
+namespace mkernel {
+namespace {
+
+constexpr Nanos kReceiverNotReadyNs = 1'000;  // until a piece tries again to get into a full arrival queue
+
+// What a destination learns of a piece that has landed.
+struct Arrival {
+  Nanos when = 0;
+  std::int32_t peer = -1;
+  std::uint32_t op = 0;
+  std::uint64_t epoch = 0;
+  std::int64_t flag = 0;
+};
+
+// Bounded queue with many pushers and one popper, like CommandRing; here the entries are too large for one word, so
+// each has a turn beside it: position + 1 of the arrival that it holds.
+class ArrivalQueue {
+ public:
+  explicit ArrivalQueue(std::size_t depth) : entries_(depth) {}
+
+  bool try_push(const Arrival& arrival) {
+    std::uint64_t position = head_.load(std::memory_order_relaxed);
+    // Every round that fails is one in which another thread reserved a position.
+    do {
+      // order: the popper has read the entry before we overwrite it; pairs with pop().
+      if (static_cast<std::int64_t>(position - tail_.load(std::memory_order_acquire)) >=
+          static_cast<std::int64_t>(entries_.size())) {
+        return false;
+      }
+    } while (!head_.compare_exchange_weak(position, position + 1, std::memory_order_relaxed));
+    Entry& entry = entries_[position % entries_.size()];
+    entry.arrival = arrival;
+    // order: the entry, and the piece's bytes that we have landed before; pairs with front().
+    entry.turn.store(position + 1, std::memory_order_release);
+    return true;
+  }
+
+  const Arrival* front() const {
+    const std::uint64_t position = tail_.load(std::memory_order_relaxed);
+    const Entry& entry = entries_[position % entries_.size()];
+    // order: the entry and the bytes it stands for; pairs with try_push().
+    return entry.turn.load(std::memory_order_acquire) == position + 1 ? &entry.arrival : nullptr;
+  }
+
+  void pop() {
+    // order: we have read the entry; pairs with try_push().
+    tail_.store(tail_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
+
+ private:
+  struct Entry {
+    std::atomic<std::uint64_t> turn = 0;
+    Arrival arrival;
+  };
+  std::vector<Entry> entries_;
+  alignas(64) std::atomic<std::uint64_t> head_ = 0;
+  alignas(64) std::atomic<std::uint64_t> tail_ = 0;
+};
+
+// Asserts that one thread at a time is inside an endpoint: a network's queues have a single poster.
+class SingleUser {
+ public:
+  explicit SingleUser(std::atomic<bool>& inside) : inside_(inside) {
+    // order: whatever the user before us did; pairs with the destructor, in case users take turns.
+    MK_CHECK(!inside_.exchange(true, std::memory_order_acquire));
+  }
+  ~SingleUser() { inside_.store(false, std::memory_order_release); }  // order: pairs with the constructor
+  SingleUser(const SingleUser&) = delete;
+  SingleUser& operator=(const SingleUser&) = delete;
+
+ private:
+  std::atomic<bool>& inside_;
+};
+
+}  // namespace
+
+class LocalNetwork::LocalEndpoint final : public Endpoint {
+ public:
+  LocalEndpoint(LocalNetwork& network, std::int32_t rank, std::int32_t world);
+
+  PostStatus post(const Put& put, Nanos now) override;
+  int poll(Nanos now, std::span<TransportEvent> events) override;
+  Nanos next_event() const override;
+  int arrivals_per_put() const override { return link().unordered ? link().pieces : 0; }
+
+  // order: none needed for these two. Death has no happens-before, and the counter is a statistic.
+  void kill() { dead_.store(true, std::memory_order_relaxed); }
+  std::int64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+
+ private:
+  // A put in flight.
+  struct Flight {
+    Put put;
+    std::int32_t pieces_left = 0;
+    bool failed = false;
+  };
+  // Something to do with a piece of a flight at a time.
+  struct Due {
+    Nanos when = 0;
+    std::uint64_t number = 0;  // equal times: first booked, first served
+    std::int32_t flight = 0;
+    std::int32_t piece = 0;
+    bool landed = false;  // the bytes are there, only the arrival is to be raised
+    bool lost = false;    // the destination is dead, and now we know
+  };
+  struct Later {
+    bool operator()(const Due& a, const Due& b) const {
+      return a.when != b.when ? a.when > b.when : a.number > b.number;
+    }
+  };
+
+  const LinkModel& link() const { return network_.link_; }
+  bool dead() const { return dead_.load(std::memory_order_relaxed); }  // order: see kill()
+  LocalEndpoint& peer(std::int32_t rank) const { return *network_.endpoints_[static_cast<std::size_t>(rank)]; }
+  double random();
+  Nanos book(const Put& put, std::int64_t bytes);
+  void schedule(Due due);
+  bool carry(Due due, Nanos now);
+
+  LocalNetwork& network_;
+  std::int32_t rank_;
+  std::linear_congruential_engine<std::uint64_t, 6364136223846793005, 1442695040888963407, 0> engine_;  // Knuth's MMIX
+  std::atomic<bool> inside_ = false;
+  std::vector<Flight> flights_;
+  std::vector<std::int32_t> free_flights_;
+  std::vector<Due> due_;  // a heap, soonest first
+  std::uint64_t next_number_ = 0;
+  Nanos egress_free_ = 0;
+  std::vector<Nanos> last_arrival_;  // by destination; only for jitter that must keep order
+
+  // Touched by other ranks' threads.
+  alignas(64) std::atomic<Nanos> ingress_free_ = 0;
+  std::atomic<bool> dead_ = false;
+  std::atomic<std::int64_t> bytes_sent_ = 0;
+  ArrivalQueue arrivals_;
+};
+
+LocalNetwork::LocalEndpoint::LocalEndpoint(LocalNetwork& network, std::int32_t rank, std::int32_t world)
+    : network_(network),
+      rank_(rank),
+      flights_(static_cast<std::size_t>(network.link_.queue_depth)),
+      arrivals_(static_cast<std::size_t>(network.link_.unordered ? network.link_.arrival_depth : 1)) {
+  std::seed_seq seeds{static_cast<std::uint32_t>(link().seed), static_cast<std::uint32_t>(link().seed >> 32),
+                      static_cast<std::uint32_t>(rank)};
+  engine_.seed(seeds);
+  free_flights_.reserve(flights_.size());
+  for (std::int32_t i = link().queue_depth; i-- > 0;) free_flights_.push_back(i);
+  due_.reserve(flights_.size() * static_cast<std::size_t>(link().unordered ? link().pieces : 1));
+  if (!link().unordered && link().jitter_ns > 0) last_arrival_.resize(static_cast<std::size_t>(world));
+}
+
+PostStatus LocalNetwork::LocalEndpoint::post(const Put& put, Nanos now) {
+  const SingleUser user(inside_);
+  MK_CHECK_OP(put.src_rank, ==, rank_);
+  MK_CHECK(put.dst_rank >= 0 && put.dst_rank < static_cast<std::int32_t>(network_.endpoints_.size()));
+  MK_CHECK_OP(put.bytes, >=, 0);
+  if (dead()) return PostStatus::kFatal;
+  if (free_flights_.empty()) return PostStatus::kAgain;
+  if (link().again_probability > 0 && random() < link().again_probability) return PostStatus::kAgain;
+
+  const std::int32_t index = free_flights_.back();
+  free_flights_.pop_back();
+  Flight& flight = flights_[static_cast<std::size_t>(index)];
+  flight = {put, 1, false};
+  // order: none needed, see bytes_sent().
+  bytes_sent_.store(bytes_sent() + put.bytes, std::memory_order_relaxed);
+  if (peer(put.dst_rank).dead()) {
+    schedule({now + link().dead_detect_ns, 0, index, 0, false, true});
+    return PostStatus::kPosted;
+  }
+  egress_free_ = std::max(now, egress_free_) + link().post_ns;
+  flight.pieces_left = link().unordered ? link().pieces : 1;
+  for (std::int32_t piece = 0; piece < flight.pieces_left; ++piece) {
+    schedule({book(put, Split{put.bytes, flight.pieces_left}.size(piece)), 0, index, piece, false, false});
+  }
+  return PostStatus::kPosted;
+}
+
+int LocalNetwork::LocalEndpoint::poll(Nanos now, std::span<TransportEvent> events) {
+  const SingleUser user(inside_);
+  if (dead()) return 0;
+  std::size_t count = 0;
+  while (count < events.size()) {
+    const Arrival* arrival = arrivals_.front();
+    if (arrival == nullptr) break;
+    events[count++] = {EventKind::kArrived, arrival->peer, 0, arrival->op, arrival->epoch, arrival->flag};
+    arrivals_.pop();
+  }
+  while (count < events.size() && !due_.empty() && due_.front().when <= now) {
+    std::pop_heap(due_.begin(), due_.end(), Later());
+    const Due due = due_.back();
+    due_.pop_back();
+    if (!carry(due, now)) continue;
+    Flight& flight = flights_[static_cast<std::size_t>(due.flight)];
+    flight.failed |= due.lost;
+    if (--flight.pieces_left > 0) continue;
+    const Put& put = flight.put;
+    events[count++] = {flight.failed ? EventKind::kFailed : EventKind::kSent, put.dst_rank, put.id, put.op, put.epoch,
+                       put.flag};
+    free_flights_.push_back(due.flight);
+  }
+  return static_cast<int>(count);
+}
+
+Nanos LocalNetwork::LocalEndpoint::next_event() const {
+  if (dead()) return kNever;
+  Nanos next = due_.empty() ? kNever : due_.front().when;
+  if (const Arrival* arrival = arrivals_.front()) next = std::min(next, arrival->when);
+  return next;
+}
+
+double LocalNetwork::LocalEndpoint::random() {
+  return static_cast<double>(engine_() >> 11) * 0x1p-53;  // the upper bits are the good ones
+}
+
+// Books both links for `bytes` of a put; returns when they arrive.
+Nanos LocalNetwork::LocalEndpoint::book(const Put& put, std::int64_t bytes) {
+  const double rate = link().bytes_per_ns;
+  const Nanos wire = rate > 0 ? static_cast<Nanos>(std::ceil(static_cast<double>(bytes) / rate)) : 0;
+  egress_free_ += wire;
+  const Nanos earliest = egress_free_ + link().latency_ns;
+
+  // order: none needed. The word is a clock that senders push on; it publishes nothing. Every round that fails is one
+  // in which another sender booked.
+  std::atomic<Nanos>& ingress = peer(put.dst_rank).ingress_free_;
+  Nanos ingress_free = ingress.load(std::memory_order_relaxed);
+  Nanos arrival = std::max(earliest, ingress_free + wire);
+  while (!ingress.compare_exchange_weak(ingress_free, arrival, std::memory_order_relaxed)) {
+    arrival = std::max(earliest, ingress_free + wire);
+  }
+
+  if (link().jitter_ns > 0) arrival += static_cast<Nanos>(random() * static_cast<double>(link().jitter_ns + 1));
+  if (!last_arrival_.empty()) {
+    Nanos& last = last_arrival_[static_cast<std::size_t>(put.dst_rank)];
+    last = arrival = std::max(arrival, last);
+  }
+  return arrival;
+}
+
+void LocalNetwork::LocalEndpoint::schedule(Due due) {
+  due.number = next_number_++;
+  MK_CHECK_OP(due_.size(), <, due_.capacity());
+  due_.push_back(due);
+  std::push_heap(due_.begin(), due_.end(), Later());
+}
+
+// Does what is due; false when it was put off.
+bool LocalNetwork::LocalEndpoint::carry(Due due, Nanos now) {
+  if (due.lost) return true;
+  const Flight& flight = flights_[static_cast<std::size_t>(due.flight)];
+  const Put& put = flight.put;
+  LocalEndpoint& to = peer(put.dst_rank);
+  if (to.dead()) {
+    due.lost = true;
+    due.when = now + link().dead_detect_ns;
+    schedule(due);
+    return false;
+  }
+  if (!due.landed) {
+    const Split split{put.bytes, link().unordered ? link().pieces : 1};
+    if (split.size(due.piece) > 0) network_.landing_->land(put, split.begin(due.piece), split.size(due.piece));
+  }
+  if (!link().unordered) {
+    network_.landing_->stamp(put.dst_rank, put.op, put.flag, put.value);
+    return true;
+  }
+  if (!to.arrivals_.try_push({due.when, rank_, put.op, put.epoch, put.flag})) {
+    due.landed = true;
+    due.when = now + kReceiverNotReadyNs;
+    schedule(due);
+    return false;
+  }
+  if (network_.on_wake_) network_.on_wake_(put.dst_rank, due.when);
+  return true;
+}
+
+LocalNetwork::LocalNetwork(std::int32_t world, const LinkModel& link, Landing* landing, Wake on_wake)
+    : link_(link), landing_(landing), on_wake_(std::move(on_wake)) {
+  MK_CHECK_OP(world, >=, 1);
+  MK_CHECK(landing != nullptr);
+  MK_CHECK(link.bytes_per_ns >= 0 && link.latency_ns >= 0 && link.jitter_ns >= 0 && link.post_ns >= 0);
+  MK_CHECK(link.pieces >= 1 && link.queue_depth >= 1 && link.arrival_depth >= 1);
+  endpoints_.reserve(static_cast<std::size_t>(world));
+  for (std::int32_t rank = 0; rank < world; ++rank) {
+    endpoints_.push_back(std::make_unique<LocalEndpoint>(*this, rank, world));
+  }
+}
+
+LocalNetwork::~LocalNetwork() = default;
+
+Endpoint* LocalNetwork::endpoint(std::int32_t rank) { return endpoints_.at(static_cast<std::size_t>(rank)).get(); }
+
+void LocalNetwork::kill(std::int32_t rank) { endpoints_.at(static_cast<std::size_t>(rank))->kill(); }
+
+std::int64_t LocalNetwork::bytes_sent(std::int32_t rank) const {
+  return endpoints_.at(static_cast<std::size_t>(rank))->bytes_sent();
+}
+
+}  // namespace mkernel

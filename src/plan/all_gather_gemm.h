@@ -1,0 +1,227 @@
+// Plan of all_gather_gemm: C_r [M, N_r] = gather(A) [M, K] * B_r [K, N_r], A_r [M/W, K].
+//
+// intra copies own chunks of A into the gather buffers of the node (own one too, as the network's source), send puts
+// them on the rail peer of every other node, recv hands arrived chunks on to the node, compute takes tiles in the order
+// in which their rows are expected. A chunk is one network write but several copies ("pieces"), so that several SMs
+// carry it. Every chunk is signalled on every rank, also when it holds no rows.
+//
+// Flags number nodes relative to the waiting rank: step j is the node whose chunks arrive j-th, 0 the own node.
+//   here   (G > 1)  counter per (step, gpu, chunk): the chunk is in the gather buffer; `pieces` raises
+//   rail   (N > 1)  stamp per (step >= 1, chunk) of own rail: the network has written it
+//   staged (G == 1) counter per own chunk: the network may read it; `pieces` raises. With G > 1 `here` says so
+#pragma once
+#include "plan/spec.h"
+
+namespace mkernel {
+
+struct AllGatherGemmPlan {
+  PlanSpec spec;
+  std::int64_t chunks = 1;          // chunks per shard
+  std::int64_t pieces = 1;          // copies per chunk
+  std::int64_t tiles_per_shard = 1;  // tile slots per (shard, rank)
+  std::int64_t pitch = 0;           // elements per row of the gather buffer
+
+  MK_HD static constexpr AllGatherGemmPlan make(const PlanSpec& spec) {
+    AllGatherGemmPlan plan;
+    plan.spec = spec;
+    const std::int64_t max_rows = spec.row_split().max_size();
+    plan.chunks = max_of(1, ceil_div(max_rows, spec.tiling.chunk_rows));
+    plan.pieces = ceil_div(spec.tiling.chunk_rows, spec.tiling.copy_rows);
+    plan.tiles_per_shard = TileGrid::make(max_rows, spec.col_split().max_size(), max_rows, spec.tiling).count();
+    plan.pitch = ceil_div(spec.k, spec.tiling.pitch_align) * spec.tiling.pitch_align;
+    return plan;
+  }
+
+  MK_HD constexpr std::uint32_t flag_count() const {
+    const Topology& topo = spec.topo;
+    if (topo.world() == 1) return 0;
+    return static_cast<std::uint32_t>(staged_base() + (topo.gpus == 1 ? chunks : 0));
+  }
+
+  MK_HD constexpr std::int64_t buffer_elements(Buffer buffer) const {
+    return buffer == Buffer::kGather && spec.topo.world() > 1 ? spec.m * pitch : 0;
+  }
+
+  MK_HD constexpr std::int32_t lanes(Role role) const {
+    switch (role) {
+      case Role::kCompute: return 1;
+      case Role::kIntra: return spec.topo.world() > 1 ? 1 : 0;
+      case Role::kSend: return spec.topo.nodes - 1;
+      case Role::kRecv: return spec.topo.gpus > 1 ? spec.topo.nodes - 1 : 0;
+    }
+    return 0;
+  }
+
+  MK_HD constexpr std::int64_t count(std::int32_t, Role role, std::int32_t) const {
+    switch (role) {
+      case Role::kCompute: return spec.topo.world() * tiles_per_shard;
+      case Role::kSend: return chunks;
+      case Role::kIntra:
+      case Role::kRecv: break;
+    }
+    return chunks * pieces;
+  }
+
+  MK_HD constexpr Task task(std::int32_t rank, Role role, std::int32_t lane, std::int64_t index) const {
+    switch (role) {
+      case Role::kCompute: return compute(rank, index);
+      case Role::kIntra: return intra(rank, index / pieces, index % pieces);
+      case Role::kSend: return send(rank, lane, index);
+      case Role::kRecv: return recv(rank, lane + 1, index / pieces, index % pieces);
+    }
+    return {};
+  }
+
+  // All chunks of all ranks are here, also those that an idle rank computes nothing from. (Own lanes see to the rest.)
+  MK_HD constexpr Wait completion(std::int32_t) const {
+    const Topology& topo = spec.topo;
+    if (topo.world() == 1) return {};
+    if (topo.gpus == 1) {
+      return {static_cast<std::uint32_t>(rail_base()), static_cast<std::uint32_t>((topo.nodes - 1) * chunks), 1};
+    }
+    return {0, static_cast<std::uint32_t>(rail_base()), static_cast<std::uint32_t>(pieces)};
+  }
+
+  MK_HD constexpr FlagName flag_name(std::int32_t rank, std::uint32_t flag) const {
+    const Topology& topo = spec.topo;
+    const std::int32_t self = topo.node_of(rank);
+    if (flag < rail_base()) {
+      const auto source = static_cast<std::int32_t>(flag / chunks);
+      const std::int32_t gpu = source % topo.gpus;
+      // Whoever owns the rail hands the chunk on, its owner where that is a GPU of this node.
+      return {"chunk of A, shard/chunk", topo.rank_of(node_at(self, source / topo.gpus), gpu), flag % chunks,
+              topo.rank_of(self, gpu)};
+    }
+    if (flag < staged_base()) {
+      const std::int64_t i = flag - rail_base();
+      const std::int32_t owner = topo.rank_of(node_at(self, static_cast<std::int32_t>(i / chunks) + 1), topo.gpu_of(rank));
+      return {"arrival of A, shard/chunk", owner, i % chunks, owner};
+    }
+    return {"staged chunk of A, shard/chunk", rank, flag - staged_base(), rank};
+  }
+
+  // Bytes that `rank` must send so that its shard enters every other node once.
+  MK_HD constexpr std::int64_t network_bytes(std::int32_t rank) const {
+    return (spec.topo.nodes - 1) * spec.row_split().size(rank) * pitch * dtype_bytes(spec.dtype);
+  }
+
+ private:
+  // First row of chunk `c` of `owner`, counted in that shard, and its rows.
+  MK_HD constexpr std::int64_t chunk_row(std::int32_t owner, std::int64_t c) const {
+    return min_of(c * spec.tiling.chunk_rows, spec.row_split().size(owner));
+  }
+  MK_HD constexpr std::int64_t chunk_rows(std::int32_t owner, std::int64_t c) const {
+    return chunk_row(owner, c + 1) - chunk_row(owner, c);
+  }
+  // The node whose chunks reach node `self` at step `step`, and the step at which those of node `from` reach `self`.
+  MK_HD constexpr std::int32_t node_at(std::int32_t self, std::int32_t step) const {
+    return (self - step + spec.topo.nodes) % spec.topo.nodes;
+  }
+  MK_HD constexpr std::int32_t step_of(std::int32_t self, std::int32_t from) const { return node_at(self, from); }
+
+  MK_HD constexpr std::int64_t rail_base() const { return spec.topo.gpus > 1 ? spec.topo.world() * chunks : 0; }
+  MK_HD constexpr std::int64_t staged_base() const { return rail_base() + (spec.topo.nodes - 1) * chunks; }
+  MK_HD constexpr std::uint32_t here_flag(std::int32_t step, std::int32_t gpu, std::int64_t c) const {
+    return static_cast<std::uint32_t>((step * spec.topo.gpus + gpu) * chunks + c);
+  }
+  MK_HD constexpr std::uint32_t rail_flag(std::int32_t step, std::int64_t c) const {
+    return static_cast<std::uint32_t>(rail_base() + (step - 1) * chunks + c);
+  }
+  // Raised by own copies: the chunk may be sent.
+  MK_HD constexpr std::uint32_t own_flag(std::int32_t rank, std::int64_t c) const {
+    if (spec.topo.gpus > 1) return here_flag(0, spec.topo.gpu_of(rank), c);
+    return static_cast<std::uint32_t>(staged_base() + c);
+  }
+
+  // The operands that all moves of a chunk, or of some of its rows, share: their place in the gather buffer.
+  MK_HD constexpr Task move_rows(Action action, std::int32_t owner, std::int64_t first, std::int64_t rows) const {
+    Task task;
+    task.action = action;
+    task.block = {spec.row_split().begin(owner) + first, 0, rows, spec.k};
+    task.source = Source::kOwn;
+    task.src = Buffer::kGather;
+    task.dst = Buffer::kGather;
+    task.src_offset = task.block.row * pitch;
+    task.dst_offset = task.src_offset;
+    task.length = rows * pitch;
+    return task;
+  }
+  MK_HD constexpr Task move_piece(std::int32_t owner, std::int64_t c, std::int64_t piece) const {
+    const std::int64_t rows = chunk_rows(owner, c);
+    const std::int64_t begin = min_of(piece * spec.tiling.copy_rows, rows);
+    const std::int64_t end = min_of(begin + spec.tiling.copy_rows, rows);
+    return move_rows(Action::kCopy, owner, chunk_row(owner, c) + begin, end - begin);
+  }
+
+  MK_HD constexpr Task intra(std::int32_t rank, std::int64_t c, std::int64_t piece) const {
+    Task task = move_piece(rank, c, piece);
+    task.src = Buffer::kA;
+    task.src_offset = task.block.row - spec.row_split().begin(rank);
+    task.dst_reach = spec.topo.nodes > 1 ? Reach::kNode : Reach::kPeers;
+    task.signals[0] = {own_flag(rank, c), Reach::kNode, false};
+    return task;
+  }
+
+  MK_HD constexpr Task send(std::int32_t rank, std::int32_t lane, std::int64_t c) const {
+    const Topology& topo = spec.topo;
+    const std::int32_t self = topo.node_of(rank);
+    const std::int32_t node = (self + lane + 1) % topo.nodes;
+    Task task = move_rows(Action::kPut, rank, chunk_row(rank, c), chunk_rows(rank, c));
+    task.peer = topo.rank_of(node, topo.gpu_of(rank));
+    task.dst_reach = Reach::kRank;
+    task.waits[0] = {own_flag(rank, c), 1, static_cast<std::uint32_t>(pieces)};
+    task.signals[0] = {rail_flag(step_of(node, self), c), Reach::kRank, true};
+    return task;
+  }
+
+  MK_HD constexpr Task recv(std::int32_t rank, std::int32_t step, std::int64_t c, std::int64_t piece) const {
+    const Topology& topo = spec.topo;
+    const std::int32_t gpu = topo.gpu_of(rank);
+    const std::int32_t owner = topo.rank_of(node_at(topo.node_of(rank), step), gpu);
+    Task task = move_piece(owner, c, piece);
+    task.peer = owner;
+    task.dst_reach = Reach::kPeers;
+    task.waits[0] = {rail_flag(step, c), 1, 1};
+    task.signals[0] = {here_flag(step, gpu, c), Reach::kNode, false};
+    return task;
+  }
+
+  MK_HD constexpr Task compute(std::int32_t rank, std::int64_t index) const {
+    const Topology& topo = spec.topo;
+    const auto source = static_cast<std::int32_t>(index / tiles_per_shard);
+    // Own shard, local peers, then the nodes in the order in which their chunks are sent to us.
+    const std::int32_t step = source / topo.gpus;
+    const std::int32_t gpu = (topo.gpu_of(rank) + source % topo.gpus) % topo.gpus;
+    const std::int32_t owner = topo.rank_of(node_at(topo.node_of(rank), step), gpu);
+    const std::int64_t max_rows = spec.row_split().max_size();
+    const std::int64_t max_cols = spec.col_split().max_size();
+    TileGrid grid = TileGrid::make(spec.row_split().size(owner), spec.col_split().size(rank), max_rows, spec.tiling);
+    grid.grid_cols = TileGrid::make(0, max_cols, 0, spec.tiling).grid_cols;
+    const Block tile = grid.tile(index % tiles_per_shard);
+    Task task;
+    if (tile.empty()) return task;
+    task.action = Action::kGemm;
+    task.block = tile;
+    task.block.row += spec.row_split().begin(owner);
+    task.source = Source::kOwn;
+    task.dst = Buffer::kC;
+    task.dst_reach = Reach::kSelf;
+    if (owner == rank) {
+      task.src = Buffer::kA;
+      task.src_offset = tile.row;
+      return task;
+    }
+    task.src = Buffer::kGather;
+    task.src_offset = task.block.row * pitch;
+    task.peer = owner;
+    const std::int64_t c = tile.row / spec.tiling.chunk_rows;
+    if (gpu == topo.gpu_of(rank)) {
+      task.waits[0] = {rail_flag(step, c), 1, 1};  // the network has written it here; no need to wait for own copies
+    } else {
+      task.waits[0] = {here_flag(step, gpu, c), 1, static_cast<std::uint32_t>(pieces)};
+    }
+    return task;
+  }
+};
+
+}  // namespace mkernel

@@ -1,0 +1,100 @@
+// Which memory a task reads and writes. Executors, simulator and verifier all ask here, so that what is proved is what
+// runs.
+#pragma once
+#include "plan/plan.h"
+
+namespace mkernel {
+
+// A range of one rank's memory, of the acting epoch's parity. In A, B, C it is the rectangle `block`; in a workspace
+// buffer the elements [begin, end), which hold `block` row by row (packed), or rows of the gather buffer.
+struct Access {
+  std::int32_t rank = 0;
+  Buffer buffer = Buffer::kA;
+  Block block;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  MK_HD constexpr bool workspace() const { return buffer > Buffer::kC; }
+  MK_HD constexpr bool empty() const { return workspace() ? begin == end : block.empty(); }
+};
+
+// Calls f(rank) for every rank in reach, in gpu order.
+template <class F>
+MK_HD constexpr void for_each_rank(const Topology& topo, std::int32_t rank, Reach reach, std::int32_t peer, F&& f) {
+  switch (reach) {
+    case Reach::kNobody: return;
+    case Reach::kSelf: f(rank); return;
+    case Reach::kRank: f(peer); return;
+    case Reach::kPeers:
+    case Reach::kNode: break;
+  }
+  const std::int32_t first = topo.rank_of(topo.node_of(rank), 0);
+  for (std::int32_t r = first; r < first + topo.gpus; ++r) {
+    if (r != rank || reach == Reach::kNode) f(r);
+  }
+}
+
+// Calls f(Access) for each source of `task`, in the order in which a reduction adds them. For kGemm: A, then B.
+template <class F>
+MK_HD constexpr void for_each_read(const Plan& plan, std::int32_t rank, const Task& task, F&& f) {
+  const Topology& topo = plan.topo();
+  const std::int64_t elements = task.block.elements();
+  switch (task.source) {
+    case Source::kNone: break;
+    case Source::kOwn:
+      if (task.action == Action::kGemm) {
+        const std::int64_t k = plan.gemm_k(rank);
+        Access a{rank, task.src, {task.src_offset, 0, task.block.rows, k}, 0, 0};
+        if (a.workspace()) {
+          const std::int64_t pitch = plan.gather_pitch();
+          a.block.row = pitch > 0 ? task.src_offset / pitch : 0;
+          a.begin = task.src_offset;
+          a.end = task.src_offset + task.block.rows * pitch;
+        }
+        f(a);
+        f(Access{rank, Buffer::kB, {0, task.block.col, k, task.block.cols}, 0, 0});
+      } else if (task.src == Buffer::kA) {
+        f(Access{rank, Buffer::kA, {task.src_offset, 0, task.block.rows, task.block.cols}, 0, 0});
+      } else {
+        f(Access{rank, task.src, task.block, task.src_offset, task.src_offset + task.length});
+      }
+      break;
+    case Source::kNode:
+      for_each_rank(topo, rank, Reach::kNode, -1, [&](std::int32_t r) {
+        f(Access{r, task.src, task.block, task.src_offset, task.src_offset + elements});
+      });
+      break;
+    case Source::kRail: {
+      const std::int32_t self = topo.node_of(rank);
+      for (std::int32_t node = 0; node < topo.nodes; ++node) {
+        if (node == self) {
+          f(Access{rank, task.src, task.block, task.src_offset, task.src_offset + elements});
+          continue;
+        }
+        const std::int32_t slot = node < self ? node : node - 1;
+        const std::int64_t begin = task.arrival_offset + slot * task.arrival_stride;
+        f(Access{rank, Buffer::kArrival, task.block, begin, begin + elements});
+      }
+      break;
+    }
+  }
+}
+
+// Calls f(Access) for each place that `task` writes; all get the same values.
+template <class F>
+MK_HD constexpr void for_each_write(const Plan& plan, std::int32_t rank, const Task& task, F&& f) {
+  const std::int64_t length = task.length > 0 ? task.length : task.block.elements();
+  for_each_rank(plan.topo(), rank, task.dst_reach, task.peer, [&](std::int32_t r) {
+    Access access{r, task.dst, task.block, 0, 0};
+    if (access.workspace()) {
+      access.begin = task.dst_offset;
+      access.end = task.dst_offset + (task.action == Action::kPut ? task.length : length);
+    }
+    f(access);
+  });
+  if (task.keep_result) {
+    f(Access{rank, Buffer::kResult, task.block, task.dst_offset, task.dst_offset + task.block.elements()});
+  }
+}
+
+}  // namespace mkernel

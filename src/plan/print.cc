@@ -111,12 +111,12 @@ std::string put_text(const Plan& plan, const Task& task) {
 }
 
 std::string wait_text(const Plan& plan, std::int32_t rank, const Wait& wait) {
+  std::string text = fmt::format("flag {} ({})", wait.flag, flag_meaning(plan, rank, wait.flag));
   if (wait.span > 1) {
     const std::uint32_t last = wait.flag + wait.span - 1;
-    return fmt::format("flags {}..{} ({} to {})", wait.flag, last, flag_meaning(plan, rank, wait.flag),
+    text = fmt::format("flags {}..{} ({} to {})", wait.flag, last, flag_meaning(plan, rank, wait.flag),
                        flag_meaning(plan, rank, last));
   }
-  std::string text = fmt::format("flag {} ({})", wait.flag, flag_meaning(plan, rank, wait.flag));
   if (wait.count != 1) text += fmt::format(" x {}", wait.count);
   return text;
 }
@@ -169,7 +169,8 @@ void print_shape(const Plan& plan, std::int32_t rank, std::string& out) {
   const Tiling& tiling = spec.tiling;
   fmt::format_to(to, "tiles of {} x {}, bands of {} tile rows, chunks of ", tiling.bm, tiling.bn, tiling.band);
   if (spec.op == Op::kAllGatherGemm) {
-    fmt::format_to(to, "{} rows, row pitch {}\n", tiling.chunk_rows, plan.gather_pitch());
+    fmt::format_to(to, "{} rows in copies of {}, row pitch {}\n", tiling.chunk_rows, tiling.copy_rows,
+                   plan.gather_pitch());
   } else {
     fmt::format_to(to, "{} tiles\n", tiling.chunk_tiles);
   }

@@ -40,6 +40,8 @@ struct Wait {
   std::uint32_t flag = 0;
   std::uint32_t span = 0;  // 0: no wait
   std::uint32_t count = 0;
+
+  bool operator==(const Wait&) const = default;
 };
 
 // Which ranks of the acting rank's node an effect reaches.
@@ -56,6 +58,8 @@ struct Signal {
   std::uint32_t flag = 0;
   Reach reach = Reach::kNobody;
   bool stamp = false;
+
+  bool operator==(const Signal&) const = default;
 };
 
 // Where a task's sources lie.
@@ -84,6 +88,8 @@ struct Task {
   std::int64_t arrival_stride = 0;
   std::int64_t dst_offset = 0;  // packed offset in a heap buffer; unused when dst is kC
   std::int64_t length = 0;      // elements that kPut and heap copies move
+
+  bool operator==(const Task&) const = default;
 };
 
 }  // namespace mkernel

@@ -1,5 +1,9 @@
-// The simulator's agenda: a 4-ary heap of 16-byte entries, so that a world of 1024 GPUs stays in the cache.
+// The simulator's agenda: a radix heap (Ahuja, Mehlhorn, Orlin, Tarjan: Faster algorithms for the shortest path problem,
+// JACM 1990). Virtual time never goes back, so events can be kept in buckets by the highest bit in which their time
+// differs from now; all work is on runs of consecutive memory, which a world of 1024 GPUs needs.
 #pragma once
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -10,62 +14,59 @@ namespace mkernel {
 
 struct Event {
   Nanos time = 0;
-  std::uint32_t order = 0;  // decides among equal times: first come first served, or the seed's choice
   std::uint32_t actor = 0;  // who acts; the simulator numbers its actors
-
-  friend bool operator<(const Event& a, const Event& b) {
-    return a.time != b.time ? a.time < b.time : static_cast<std::int32_t>(a.order - b.order) < 0;
-  }
 };
 
 class EventQueue {
  public:
-  bool empty() const { return heap_.empty(); }
-  std::size_t size() const { return heap_.size(); }
-  const Event& top() const { return heap_.front(); }
+  bool empty() const { return size_ == 0; }
+  std::size_t size() const { return size_; }
 
+  // `event.time` must not lie before the last event that was taken.
   void push(const Event& event) {
-    std::size_t at = heap_.size();
-    heap_.push_back(event);
-    while (at > 0) {
-      const std::size_t parent = (at - 1) / 4;
-      if (!(event < heap_[parent])) break;
-      heap_[at] = heap_[parent];
-      at = parent;
+    MK_CHECK_OP(event.time, >=, now_);
+    buckets_[bucket_of(event.time)].push_back(event);
+    ++size_;
+  }
+
+  // Takes an event of the earliest time: the first that was pushed for choice 0, else another by choice.
+  Event pop(std::uint64_t choice = 0) {
+    MK_CHECK(size_ > 0);
+    std::vector<Event>& due = buckets_[0];
+    if (next_due_ == due.size()) refill();
+    if (choice != 0) std::swap(due[next_due_], due[next_due_ + choice % (due.size() - next_due_)]);
+    --size_;
+    const Event event = due[next_due_++];
+    if (next_due_ == due.size()) {
+      due.clear();
+      next_due_ = 0;
     }
-    heap_[at] = event;
+    return event;
   }
-
-  void pop() {
-    MK_CHECK(!heap_.empty());
-    const Event last = heap_.back();
-    heap_.pop_back();
-    if (!heap_.empty()) sift_down(last);
-  }
-
-  // Puts `event` in the place of the top: one pass instead of two.
-  void replace_top(const Event& event) { sift_down(event); }
 
  private:
-  void sift_down(const Event& event) {
-    const std::size_t size = heap_.size();
-    std::size_t at = 0;
-    for (;;) {
-      const std::size_t first = at * 4 + 1;
-      if (first >= size) break;
-      std::size_t best = first;
-      const std::size_t end = first + 4 < size ? first + 4 : size;
-      for (std::size_t child = first + 1; child < end; ++child) {
-        if (heap_[child] < heap_[best]) best = child;
-      }
-      if (!(heap_[best] < event)) break;
-      heap_[at] = heap_[best];
-      at = best;
-    }
-    heap_[at] = event;
+  // 0 for events of the current time, else one more than the highest bit that differs.
+  std::size_t bucket_of(Nanos time) const {
+    return static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(time) ^ static_cast<std::uint64_t>(now_)));
   }
 
-  std::vector<Event> heap_;
+  // Moves on to the earliest time: its bucket is dealt out to lower ones.
+  void refill() {
+    std::size_t b = 1;
+    while (buckets_[b].empty()) ++b;
+    std::vector<Event> events;
+    events.swap(buckets_[b]);
+    now_ = events.front().time;
+    for (const Event& event : events) now_ = event.time < now_ ? event.time : now_;
+    for (const Event& event : events) buckets_[bucket_of(event.time)].push_back(event);
+    events.clear();
+    buckets_[b].swap(events);  // keeps the memory
+  }
+
+  std::array<std::vector<Event>, 65> buckets_;
+  std::size_t next_due_ = 0;  // in buckets_[0]: those before it are taken
+  std::size_t size_ = 0;
+  Nanos now_ = 0;
 };
 
 }  // namespace mkernel

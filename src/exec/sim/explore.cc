@@ -14,7 +14,7 @@ namespace mkernel {
 namespace {
 
 constexpr std::string_view kNames[] = {"shuffle", "delay", "reorder", "slow", "withhold",
-                                       "late",    "die",   "again",   "wrap", "shallow"};
+                                       "late",    "die",   "again",   "wrap", "shallow", "long"};
 constexpr Nanos kMillisecond = 1'000'000;
 constexpr Nanos kSecond = 1'000'000'000;
 
@@ -122,12 +122,15 @@ ExploreResult explore_seed(std::optional<Op> op, std::uint64_t seed, const std::
 
   // One or two operators, called in a random order a few times, each call with its own data.
   std::vector<PlanSpec> specs{random_spec(random, first, options.topo)};
-  if (random.chance(0.3)) {
+  // "long": many calls of several operators on one world, in any order.
+  const bool many = random.chance(0.1) & drawn("long");
+  const std::size_t operator_count = many ? 4 : random.chance(0.3) ? 2 : 1;
+  while (specs.size() < operator_count) {
     specs.push_back(random_spec(random, op ? *op : static_cast<Op>(random.below(kOpCount)), options.topo));
   }
   ExploreResult result;
   result.scenario = fmt::format("seed {}: {}", seed, describe_spec(specs[0]));
-  if (specs.size() > 1) result.scenario += " and " + describe_spec(specs[1]);
+  for (std::size_t i = 1; i < specs.size(); ++i) result.scenario += " and " + describe_spec(specs[i]);
   std::vector<std::unique_ptr<PlanSource>> sources;
   std::vector<const PlanSource*> operators;
   for (const PlanSpec& spec : specs) {
@@ -140,7 +143,7 @@ ExploreResult explore_seed(std::optional<Op> op, std::uint64_t seed, const std::
   }
   std::vector<std::unique_ptr<Problem>> problems;
   std::vector<SimCall> calls;
-  const auto call_count = 1 + random.below(5);
+  const auto call_count = many ? 50 : 1 + random.below(5);
   for (std::uint64_t i = 0; i < call_count; ++i) {
     const auto which = static_cast<std::size_t>(random.below(specs.size()));
     problems.push_back(std::make_unique<Problem>(operators[which]->plan(), random.next(), random.chance(0.5) ? 3 : 0));

@@ -33,6 +33,11 @@ Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* co
     op.partition = options_.partition == Partition{}
                        ? choose_partition(op.plan, options_.sms, cost_.role_costs())
                        : options_.partition;
+    const Servers servers(op.partition, op.plan);
+    for (int sm = 0; sm < options_.sms; ++sm) {
+      op.first_roles.push_back(servers.first_role(sm));
+      op.orders.push_back(servers.order(sm));
+    }
     op.epochs.assign(world, inject.start_epoch);
     op.flags.assign(world, std::vector<Flag>(2 * std::size_t{op.plan.flag_count()}));
     if (inject.start_epoch != 0) {
@@ -121,17 +126,7 @@ Simulation::~Simulation() = default;
 
 // ---- events
 
-void Simulation::schedule(Nanos time, std::uint32_t actor) {
-  std::uint32_t order = next_order_++;
-  if (options_.inject.shuffle) order = static_cast<std::uint32_t>(random_.next() & 0x7fffffff);
-  const Event event{time, order, actor};
-  if (top_consumed_) {
-    top_consumed_ = false;
-    queue_.replace_top(event);
-  } else {
-    queue_.push(event);
-  }
-}
+void Simulation::schedule(Nanos time, std::uint32_t actor) { queue_.push({time, actor}); }
 
 std::uint32_t Simulation::sm_actor(std::int32_t rank, std::int32_t sm) const {
   return static_cast<std::uint32_t>(rank * options_.sms + sm);
@@ -150,13 +145,10 @@ std::uint32_t Simulation::control_actor(Control what, std::int32_t rank) const {
 SimReport Simulation::run() {
   while (!done_ && ranks_left_ > 0) {
     MK_CHECK(!queue_.empty());  // the watches never run out before the ranks do
-    const Event event = queue_.top();
+    const Event event = queue_.pop(options_.inject.shuffle ? random_.next() : 0);
     now_ = event.time;
-    top_consumed_ = true;
     ++report_.events;
     dispatch_event(event.actor, event.time);
-    if (top_consumed_) queue_.pop();
-    top_consumed_ = false;
   }
   report_.network_bytes = 0;
   for (const auto& proxy : proxies_) report_.network_bytes += proxy->stats().bytes;
@@ -249,7 +241,6 @@ void Simulation::launch(std::int32_t rank) {
   completion.task.waits[0] = op.source->completion(rank);
 
   // All SMs are free. The withheld ones come when they are given back.
-  const Servers servers(op.partition, op.plan);
   const bool withheld = options_.inject.withheld_sms > 0 && now_ < options_.inject.withheld_until_ns;
   const std::int32_t usable =
       withheld ? std::max(0, options_.sms - options_.inject.withheld_sms) : options_.sms;
@@ -258,7 +249,7 @@ void Simulation::launch(std::int32_t rank) {
   for (std::int32_t sm = options_.sms - 1; sm >= 0; --sm) {
     sm_of(rank, sm).lane = sm < usable ? kIdle : kWithheld;
     if (sm >= usable) continue;
-    r.idle[slot(servers.first_role(sm))].push_back(sm);
+    r.idle[slot(op.first_roles[static_cast<std::size_t>(sm)])].push_back(sm);
   }
   if (races_) {
     for (std::int32_t sm = 0; sm <= options_.sms; ++sm) {

@@ -1,5 +1,6 @@
 // The state of one simulation. simulator.h is the way in; this file is for simulation.cc and its tests.
 #pragma once
+#include <array>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -77,6 +78,8 @@ class Simulation final : public Landing {
     Plan plan;
     HeapLayout layout;
     Partition partition;
+    std::vector<Role> first_roles;             // by SM
+    std::vector<std::array<Role, 3>> orders;   // by SM: where it looks for work
     std::vector<std::uint64_t> epochs;       // by rank
     std::vector<std::vector<Flag>> flags;    // by rank
     std::vector<std::vector<std::byte>> heaps;
@@ -168,8 +171,6 @@ class Simulation final : public Landing {
   std::vector<std::string> labels_;  // what the race detector calls an access
 
   EventQueue queue_;
-  bool top_consumed_ = false;  // the event at the top is being handled; its place may be reused
-  std::uint32_t next_order_ = 0;
   Nanos now_ = 0;
   bool done_ = false;
   std::int32_t ranks_left_ = 0;

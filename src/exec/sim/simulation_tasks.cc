@@ -174,8 +174,7 @@ void Simulation::end(std::int32_t rank, std::int32_t sm) {
 void Simulation::next_task(std::int32_t rank, std::int32_t sm) {
   Rank& r = ranks_[rank];
   Operator& op = op_of(r);
-  const Servers servers(op.partition, op.plan);
-  for (const Role role : servers.order(sm)) {
+  for (const Role role : op.orders[static_cast<std::size_t>(sm)]) {
     auto& ready = r.ready[slot(role)];
     if (ready.empty()) continue;
     std::size_t pick = 0;
@@ -189,7 +188,7 @@ void Simulation::next_task(std::int32_t rank, std::int32_t sm) {
     advance(rank, lane);
     return;
   }
-  r.idle[slot(servers.first_role(sm))].push_back(sm);
+  r.idle[slot(op.first_roles[static_cast<std::size_t>(sm)])].push_back(sm);
 }
 
 void Simulation::raise_signals(std::int32_t rank, const Task& task, std::size_t process) {

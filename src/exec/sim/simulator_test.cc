@@ -309,6 +309,39 @@ TEST(Simulator, FiveHundredSeedsOfEverything) {
   }
 }
 
+// Every m, n, k around the sizes at which tiles and vectors end, spread over operators, worlds and types.
+TEST(Simulator, All3375EdgeShapesGiveTheExactResult) {
+  constexpr std::int64_t kEdges[] = {0, 1, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 257};
+  constexpr Topology kWorlds[] = {{2, 2}, {1, 3}, {3, 1}, {2, 1}, {1, 1}, {3, 2}, {1, 4}};
+  int i = 0;
+  for (const std::int64_t m : kEdges) {
+    for (const std::int64_t n : kEdges) {
+      for (const std::int64_t k : kEdges) {
+        PlanSpec spec;
+        spec.op = kOps[i % 3];
+        spec.topo = kWorlds[i / 3 % 7];
+        spec.dtype = static_cast<Dtype>(i / 2 % 3);
+        spec.partial = i % 5 == 0 ? Dtype::kFp32 : spec.dtype;
+        spec.m = m;
+        spec.n = n;
+        spec.k = k;
+        spec.tiling = choose_tiling(spec);
+        ++i;
+        const PlanSource source{Plan(spec)};
+        const PlanSource* operators[] = {&source};
+        SimOptions options = checked_options(spec.topo);
+        options.races = false;
+        Problem problem(source.plan(), static_cast<std::uint64_t>(i));
+        const SimCall call{0, problem.arguments()};
+        const SimReport report = simulate(options, operators, {&call, 1});
+        ASSERT_FALSE(report.error) << report.error->message;
+        const auto wrong = problem.mismatch();
+        ASSERT_FALSE(wrong) << op_name(spec.op) << " m=" << m << " n=" << n << " k=" << k << ": " << *wrong;
+      }
+    }
+  }
+}
+
 TEST(Simulator, PresetsExistAndUnknownNamesAreRefused) {
   for (const std::string_view name : preset_names()) EXPECT_TRUE(find_preset(name).ok());
   const auto unknown = find_preset("b200");

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Builds and runs everything that needs a GPU, in one call, and writes the results as JSON:
+#   scripts/gpu.sh OUT_DIR
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${1:?usage: scripts/gpu.sh OUT_DIR}
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+mkdir -p "$out"
+
+gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
+driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
+commit=${MKERNEL_COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}
+
+nvcc -std=c++20 -arch=sm_90a --expt-relaxed-constexpr -Iinclude -Isrc src/plan/plan_device_test.cu -o "$build/plan_device_test"
+result=$("$build/plan_device_test")
+printf '{"command": "scripts/gpu.sh", "commit": "%s", "gpu": "%s", "driver": "%s", "plan_device_test": %s}\n' \
+  "$commit" "$gpu" "$driver" "$result" | tee "$out/plan_device_test.json"

@@ -1,0 +1,201 @@
+#include "exec/host/host_executor.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include "base/check.h"
+#include "exec/host/sm.h"
+
+namespace mkernel {
+namespace {
+
+// `seconds` of 30 years or more are for ever, and would overflow.
+Nanos to_nanos(double seconds) { return static_cast<Nanos>(std::min(seconds, 1e9) * 1e9); }
+
+// A proxy needs little of a core, and the SMs need the rest.
+int network_threads(const HostExecutorOptions& options) {
+  if (options.network_threads > 0) return std::min(options.network_threads, options.topo.world());
+  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  return std::min(options.topo.world(), std::max(1, cores / 4));
+}
+
+}  // namespace
+
+void HostShared::fail(Error error) {
+  if (!failure.set(std::move(error))) return;
+  const Nanos now = steady_now();
+  for (const auto& stream : streams) {
+    stream->recorder.note({now, FlightState::kFailed, Op::kAllGatherGemm, 0, Role::kCompute, 0, 0, -1});
+    stream->bell.ring_all();
+    stream->wake_waiters();
+  }
+  if (network != nullptr) network->wake();
+}
+
+Result<std::unique_ptr<HostExecutor>> HostExecutor::create(const HostExecutorOptions& options) {
+  std::unique_ptr<HostExecutor> executor;
+  try {
+    executor.reset(new HostExecutor(options));
+    executor->start_threads();
+  } catch (const std::bad_alloc&) {
+    return Error{ErrorKind::kOutOfMemory, fmt::format("there is no memory for the rings of {} ranks: take fewer ranks "
+                                                      "or a smaller ring_depth than {}",
+                                                      options.topo.world(), options.ring_depth)};
+  } catch (const std::system_error& error) {
+    return Error{ErrorKind::kOutOfMemory,
+                 fmt::format("the system gives no more than {} of the {} threads that {} ranks x {} SMs need ({}): take "
+                             "fewer SMs or ranks",
+                             executor->sms_.size(), options.topo.world() * options.sms, options.topo.world(),
+                             options.sms, error.what())};
+  }
+  return executor;
+}
+
+HostExecutor::HostExecutor(const HostExecutorOptions& options)
+    : options_(options), start_ns_(steady_now()), log_(options.topo.world()) {
+  shared_.topo = options.topo;
+  shared_.sms = options.sms;
+  shared_.deadline_ns = to_nanos(options.deadline_s);
+  shared_.warn_ns = to_nanos(options.warn_s);
+  shared_.on_warning = options.on_warning;
+  for (std::int32_t rank = 0; rank < options.topo.world(); ++rank) {
+    shared_.streams.push_back(std::make_unique<Stream>(rank, options.sms));
+  }
+  if (options.topo.nodes > 1) {
+    network_ = std::make_unique<HostNetwork>(shared_, options.link, options.ring_depth);
+    shared_.network = network_.get();
+  }
+}
+
+void HostExecutor::start_threads() {
+  if (network_) network_->start(network_threads(options_));
+  sms_.reserve(static_cast<std::size_t>(options_.topo.world()) * options_.sms);
+  for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) {
+    for (int index = 0; index < options_.sms; ++index) {
+      sms_.emplace_back([this, rank, index] { Sm(shared_, rank, index).run(); });
+    }
+  }
+}
+
+HostExecutor::~HostExecutor() {
+  for (const auto& op : operators_) MK_CHECK(op == nullptr);
+  shared_.stop.store(true);
+  for (const auto& stream : shared_.streams) stream->bell.ring_all();
+  for (std::thread& sm : sms_) sm.join();
+  if (network_) network_->join();
+}
+
+Result<HostOperator*> HostExecutor::add_operator(const HostOperatorConfig& config) {
+  std::lock_guard<std::mutex> lock(launch_mutex_);
+  if (shared_.failure.happened()) return shared_.failure.later_error();
+  if (operators_.size() == kMaxOperatorsPerWorld) {
+    return bad_argument(fmt::format("this world has made {} operators, and no world can make more: create another world",
+                                    kMaxOperatorsPerWorld));
+  }
+  try {
+    operators_.push_back(std::make_unique<HostOperator>(static_cast<std::uint32_t>(operators_.size()), config));
+  } catch (const std::bad_alloc&) {
+    return Error{ErrorKind::kOutOfMemory,
+                 fmt::format("the system gives no {} bytes for the workspace of {} ranks",
+                             HeapLayout(config.source->plan()).bytes() * options_.topo.world(), options_.topo.world())};
+  }
+  HostOperator* op = operators_.back().get();
+  if (network_) network_->add_operator(*op, config.source);
+  names_.push_back(fmt::format("operator {} ({})", op->number(), op_name(op->plan().spec().op)));
+  return op;
+}
+
+void HostExecutor::remove_operator(HostOperator* op) {
+  bool equal = true;
+  {
+    std::lock_guard<std::mutex> lock(launch_mutex_);
+    for (std::int32_t rank = 1; rank < options_.topo.world(); ++rank) {
+      equal = equal && op->progress(rank).launches == op->progress(0).launches;
+    }
+  }
+  if (!equal) {
+    fail({ErrorKind::kAborted,
+          names_[op->number()] + " was destroyed when some ranks had launched more of its calls than others"});
+  }
+  for (const auto& stream : shared_.streams) stream->wait(*op, [this] { return shared_.failure.happened(); });
+  for (const auto& stream : shared_.streams) {
+    stream->bell.ring_all();
+    stream->wait_released(*op);
+  }
+  if (network_) {
+    if (shared_.failure.happened()) network_->wait_still();
+    network_->remove_operator(*op);
+  }
+  std::lock_guard<std::mutex> lock(launch_mutex_);
+  operators_[op->number()].reset();
+}
+
+Status HostExecutor::check_room(std::int32_t rank) const {
+  if (shared_.streams[rank]->full()) {
+    return bad_argument(fmt::format("rank {} has {} launches that are not complete, and no more are accepted: call "
+                                    "wait() first",
+                                    rank, Stream::kCapacity));
+  }
+  if (log_.too_far_ahead(rank)) {
+    return bad_argument(fmt::format("rank {} is {} launches ahead of rank {}, and no more are accepted", rank,
+                                    LaunchLog::kCapacity, log_.slowest_rank()));
+  }
+  return Ok{};
+}
+
+Status HostExecutor::launch(HostOperator* op, std::int32_t rank, const GemmArguments& arguments) {
+  std::lock_guard<std::mutex> lock(launch_mutex_);
+  if (shared_.failure.happened()) return shared_.failure.later_error();
+  if (Status room = check_room(rank); !room.ok()) return room;
+  return launch_locked(op, rank, arguments, nullptr);
+}
+
+Status HostExecutor::launch_all(HostOperator* op, std::span<const GemmArguments> arguments,
+                                std::shared_ptr<RunLog> log) {
+  std::lock_guard<std::mutex> lock(launch_mutex_);
+  if (shared_.failure.happened()) return shared_.failure.later_error();
+  for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) {
+    if (Status room = check_room(rank); !room.ok()) return room;
+  }
+  for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) {
+    if (Status status = launch_locked(op, rank, arguments[rank], log); !status.ok()) return status;
+  }
+  return Ok{};
+}
+
+Status HostExecutor::launch_locked(HostOperator* op, std::int32_t rank, const GemmArguments& arguments,
+                                   std::shared_ptr<RunLog> log) {
+  if (const auto other = log_.note(rank, op->number())) {
+    const Error error = bad_argument(fmt::format(
+        "launch {} of rank {} is {}, but rank {} made its launch {} with {}: all ranks must launch the same operators in "
+        "the same order",
+        log_.count(rank) + 1, rank, names_[op->number()], other->rank, log_.count(rank) + 1, names_[other->op]));
+    fail(error);  // the other rank's call can never end
+    return error;
+  }
+  Call call;
+  call.op = op;
+  call.arguments = arguments;
+  call.log = std::move(log);
+  MK_CHECK(shared_.streams[rank]->launch(std::move(call)));
+  return Ok{};
+}
+
+Status HostExecutor::wait(HostOperator* op, std::int32_t rank) {
+  Stream& stream = *shared_.streams[rank];
+  const auto failed = [this] { return shared_.failure.happened(); };
+  if (!stream.wait(*op, failed) || failed()) {
+    // Only tiles that were under way when the world failed are left, so this ends soon.
+    while (!shared_.quiet()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    const bool first = !op->progress(rank).failure_told.exchange(true);
+    return first ? shared_.failure.error() : shared_.failure.later_error();
+  }
+  return Ok{};
+}
+
+}  // namespace mkernel

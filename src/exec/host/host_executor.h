@@ -1,0 +1,80 @@
+// Runs plans for real: one thread per SM of every rank, all ranks in this process, and threads that step the network.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "exec/host/host_network.h"
+#include "exec/host/host_operator.h"
+#include "exec/host/host_shared.h"
+#include "exec/host/launch_log.h"
+#include "mkernel/result.h"
+
+namespace mkernel {
+
+// Operators that one world may have, over all its life: their numbers are not given twice, since a proxy may remember.
+inline constexpr std::uint32_t kMaxOperatorsPerWorld = kMaxOperators - 1;
+
+struct HostExecutorOptions {
+  Topology topo;
+  int sms = 1;  // per rank
+  LinkModel link;
+  int ring_depth = 256;
+  double deadline_s = 600;
+  double warn_s = 30;
+  std::function<void(const std::string&)> on_warning;
+  int network_threads = 0;  // 0: chosen from the cores
+};
+
+// Thread-safe.
+class HostExecutor {
+ public:
+  // Errors: kOutOfMemory when the system gives no more memory or threads.
+  static Result<std::unique_ptr<HostExecutor>> create(const HostExecutorOptions& options);
+  // All operators have been removed.
+  ~HostExecutor();
+
+  // Errors: kBadArgument (too many operators), kOutOfMemory, kAborted.
+  Result<HostOperator*> add_operator(const HostOperatorConfig& config);
+  // Waits for the calls that all ranks have launched. Fails the world when that can never end, because some ranks have
+  // launched more calls than others.
+  void remove_operator(HostOperator* op);
+
+  // One rank's part of a call. Errors: kBadArgument (out of order, too many launches), kAborted.
+  Status launch(HostOperator* op, std::int32_t rank, const GemmArguments& arguments);
+  // All ranks' parts, with no other launch in between. `log` may be null.
+  Status launch_all(HostOperator* op, std::span<const GemmArguments> arguments, std::shared_ptr<RunLog> log);
+  // Waits until all launches of `op` on `rank` are complete. After a failure: until no thread touches a caller's memory.
+  Status wait(HostOperator* op, std::int32_t rank);
+
+  // Makes every rank leave every call; the first error counts.
+  void fail(Error error) { shared_.fail(std::move(error)); }
+  Failure& failure() { return shared_.failure; }
+  // The rank's link is gone for good, for tests. There is more than one node.
+  void cut_link(std::int32_t rank) { network_->cut_link(rank); }
+  std::string flight_record(std::int32_t rank) const { return shared_.streams[rank]->recorder.text(start_ns_); }
+
+ private:
+  explicit HostExecutor(const HostExecutorOptions& options);
+  void start_threads();
+  Status check_room(std::int32_t rank) const;
+  Status launch_locked(HostOperator* op, std::int32_t rank, const GemmArguments& arguments,
+                       std::shared_ptr<RunLog> log);
+
+  HostExecutorOptions options_;
+  Nanos start_ns_ = 0;
+  HostShared shared_;
+  std::unique_ptr<HostNetwork> network_;  // null with one node
+  std::vector<std::thread> sms_;
+
+  std::mutex launch_mutex_;  // guards the log, the order of launches, and the table of operators
+  LaunchLog log_;
+  std::vector<std::unique_ptr<HostOperator>> operators_;  // by number; null when removed
+  std::vector<std::string> names_;
+};
+
+}  // namespace mkernel

@@ -1,0 +1,151 @@
+#include "exec/host/host_network.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace mkernel {
+namespace {
+
+// A thread that sleeps comes back some 50 us late (the default timer slack of Linux): shorter waits are spent awake.
+constexpr Nanos kSpinNs = 20'000;
+constexpr Nanos kLongestSleepNs = 100'000'000;
+
+}  // namespace
+
+void HostLanding::set_operator(std::uint32_t number, HostOperator* op) {
+  // order: the operator is complete when a put finds it; pairs with find().
+  operators_[number].store(op, std::memory_order_release);
+}
+
+HostOperator& HostLanding::find(std::uint32_t number) const {
+  HostOperator* op = operators_[number].load(std::memory_order_acquire);  // order: pairs with set_operator()
+  MK_CHECK(op != nullptr);
+  return *op;
+}
+
+void HostLanding::land(const Put& put, std::int64_t begin, std::int64_t bytes) {
+  HostOperator& op = find(put.op);
+  if (bytes == 0) return;
+  std::memcpy(op.memory().heap(put.dst_rank) + put.dst_offset + begin,
+              op.memory().heap(put.src_rank) + put.src_offset + begin, static_cast<std::size_t>(bytes));
+  op.network_bytes.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+void HostLanding::stamp(std::int32_t rank, std::uint32_t number, std::int64_t flag, std::uint32_t value) {
+  HostOperator& op = find(number);
+  const Nanos now = steady_now();
+  if (const std::shared_ptr<RunLog> log = op.trace()) log->put_ends(rank, flag, now);
+  shared_.streams[rank]->recorder.note({now, FlightState::kStamped, op.plan().spec().op,
+                                        static_cast<std::uint8_t>(number), Role::kSend, 0,
+                                        2 * std::uint64_t{value} - (flag >= op.plan().flag_count() ? 1 : 0), flag});
+  // order: the bytes that land() has copied; pairs with HostOperator::met().
+  op.flag(rank, flag).store(value, std::memory_order_release);
+  shared_.flag_raised(rank, now);
+}
+
+HostNetwork::HostNetwork(HostShared& shared, const LinkModel& link, int ring_depth)
+    : shared_(shared),
+      landing_(shared),
+      network_(shared.topo.world(), link, &landing_, [this](std::int32_t rank, Nanos) { worker_of(rank).bell.ring(); }) {
+  const Topology& topo = shared_.topo;
+  slots_ = std::make_unique<RingSlot[]>(static_cast<std::size_t>(topo.world()) * topo.nodes);
+  for (std::int32_t rank = 0; rank < topo.world(); ++rank) {
+    ProxyConfig config;
+    config.rank = rank;
+    config.topo = topo;
+    config.endpoint = network_.endpoint(rank);
+    config.landing = &landing_;
+    config.max_post_failures_ns = shared_.deadline_ns;
+    for (std::int32_t node = 0; node < topo.nodes; ++node) {
+      if (node != topo.node_of(rank)) {
+        slot(rank, node).ring = std::make_unique<CommandRing>(static_cast<std::uint32_t>(ring_depth));
+      }
+      config.rings.push_back(slot(rank, node).ring.get());
+    }
+    proxies_.push_back(std::make_unique<Proxy>(config));
+  }
+}
+
+void HostNetwork::start(int thread_count) {
+  for (int i = 0; i < thread_count; ++i) {
+    workers_.push_back(std::make_unique<Worker>());
+    for (std::int32_t rank = i; rank < shared_.topo.world(); rank += thread_count) workers_[i]->ranks.push_back(rank);
+  }
+  for (auto& worker : workers_) worker->thread = std::thread([this, w = worker.get()] { run(*w); });
+}
+
+void HostNetwork::join() {
+  wake();
+  for (auto& worker : workers_) {
+    if (worker->thread.joinable()) worker->thread.join();
+  }
+}
+
+void HostNetwork::wake() {
+  for (auto& worker : workers_) worker->bell.ring_all();
+}
+
+void HostNetwork::wait_still() {
+  wake();
+  for (auto& worker : workers_) {
+    // order: the thread's last write to a heap comes before the heap is freed; pairs with run().
+    while (!worker->still.load(std::memory_order_acquire)) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+void HostNetwork::add_operator(HostOperator& op, std::shared_ptr<const PlanSource> source) {
+  landing_.set_operator(op.number(), &op);
+  for (auto& proxy : proxies_) proxy->add_operator(op.number(), source.get(), op.layout(), op.start_epoch());
+  sources_.push_back(std::move(source));
+}
+
+bool HostNetwork::push(std::int32_t rank, std::int32_t node, const Record& record) {
+  RingSlot& to = slot(rank, node);
+  if (!try_push(to.ring->view(), record)) {
+    // order: either the network thread's exchange comes first, and we see the room that it has made, or ours does, and
+    // it sees that we starve: both exchange the same word; pairs with step_rank().
+    to.starved.exchange(true, std::memory_order_acq_rel);
+    if (!try_push(to.ring->view(), record)) return false;
+  }
+  worker_of(rank).bell.ring();
+  return true;
+}
+
+bool HostNetwork::step_rank(std::int32_t rank) {
+  Proxy& proxy = *proxies_[rank];
+  const bool worked = proxy.step(steady_now());
+  if (const auto& failure = proxy.failure()) {
+    shared_.fail({failure->own_bug ? ErrorKind::kAborted : ErrorKind::kPeerLost, failure->message()});
+  }
+  if (!worked) return false;
+  for (std::int32_t node = 0; node < shared_.topo.nodes; ++node) {
+    if (!slot(rank, node).ring) continue;
+    // order: see push().
+    if (slot(rank, node).starved.exchange(false, std::memory_order_acq_rel)) shared_.streams[rank]->bell.ring();
+  }
+  return true;
+}
+
+void HostNetwork::run(Worker& worker) {
+  while (!shared_.stop.load(std::memory_order_relaxed) && !shared_.failure.happened()) {
+    const std::uint32_t seen = worker.bell.sequence();
+    bool worked = false;
+    for (const std::int32_t rank : worker.ranks) worked |= step_rank(rank);
+    if (!worked) wait_for_work(worker, seen);
+  }
+  // order: see wait_still().
+  worker.still.store(true, std::memory_order_release);
+}
+
+void HostNetwork::wait_for_work(Worker& worker, std::uint32_t seen) {
+  Nanos next = kNever;
+  for (const std::int32_t rank : worker.ranks) next = std::min(next, proxies_[rank]->next_event());
+  const Nanos now = steady_now();
+  if (next != kNever && next - now <= kSpinNs) return;
+  worker.bell.sleep(seen, std::min(next, now + kLongestSleepNs));
+}
+
+}  // namespace mkernel

@@ -1,0 +1,86 @@
+// The network of a host executor: rings, proxies and the in-process transport, and the threads that step them.
+#pragma once
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "exec/host/host_shared.h"
+#include "net/local/local_transport.h"
+#include "net/proxy.h"
+#include "net/ring.h"
+
+namespace mkernel {
+
+// Does to the operators' heaps what arrives over the network.
+class HostLanding : public Landing {
+ public:
+  explicit HostLanding(HostShared& shared) : shared_(shared) {}
+  // Null takes an operator out, whose calls are all complete.
+  void set_operator(std::uint32_t number, HostOperator* op);
+  void land(const Put& put, std::int64_t begin, std::int64_t bytes) override;
+  void stamp(std::int32_t rank, std::uint32_t op, std::int64_t flag, std::uint32_t value) override;
+
+ private:
+  HostOperator& find(std::uint32_t number) const;
+
+  HostShared& shared_;
+  std::array<std::atomic<HostOperator*>, kMaxOperators> operators_ = {};
+};
+
+class HostNetwork {
+ public:
+  HostNetwork(HostShared& shared, const LinkModel& link, int ring_depth);
+  ~HostNetwork() { join(); }
+  HostNetwork(const HostNetwork&) = delete;
+  HostNetwork& operator=(const HostNetwork&) = delete;
+
+  // Throws std::system_error when the system has no more threads.
+  void start(int thread_count);
+  // shared.stop is set, or the world has failed. Afterwards nothing arrives any more.
+  void join();
+  // Makes sleeping threads look again.
+  void wake();
+  // After a failure: waits until no thread will touch a heap any more.
+  void wait_still();
+
+  void add_operator(HostOperator& op, std::shared_ptr<const PlanSource> source);
+  void remove_operator(HostOperator& op) { landing_.set_operator(op.number(), nullptr); }
+
+  void cut_link(std::int32_t rank) { network_.kill(rank); }
+
+  // False when the ring from `rank` to `node` is full; the rank's bell will ring when there is room.
+  bool push(std::int32_t rank, std::int32_t node, const Record& record);
+
+ private:
+  struct RingSlot {
+    std::unique_ptr<CommandRing> ring;  // null for the own node
+    std::atomic<bool> starved{false};   // a producer waits for room
+  };
+  struct Worker {
+    std::vector<std::int32_t> ranks;
+    Doorbell bell;
+    std::atomic<bool> still{false};
+    std::thread thread;
+  };
+
+  RingSlot& slot(std::int32_t rank, std::int32_t node) {
+    return slots_[static_cast<std::size_t>(rank) * shared_.topo.nodes + node];
+  }
+  Worker& worker_of(std::int32_t rank) { return *workers_[static_cast<std::size_t>(rank) % workers_.size()]; }
+  void run(Worker& worker);
+  bool step_rank(std::int32_t rank);
+  void wait_for_work(Worker& worker, std::uint32_t seen);
+
+  HostShared& shared_;
+  HostLanding landing_;
+  std::unique_ptr<RingSlot[]> slots_;
+  LocalNetwork network_;
+  std::vector<std::unique_ptr<Proxy>> proxies_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<std::shared_ptr<const PlanSource>> sources_;  // proxies know them as long as they live
+};
+
+}  // namespace mkernel

@@ -1,0 +1,99 @@
+#include "exec/host/stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace mkernel {
+
+bool Stream::full() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return launched_ - completed_ == kCapacity;
+}
+
+bool Stream::launch(Call call) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (launched_ - completed_ == kCapacity) return false;
+    HostOperator::Progress& progress = call.op->progress(rank_);
+    call.ticket = ++launched_;
+    call.turn = progress.launches++;
+    call.epoch = call.op->start_epoch() + call.turn + 1;
+    progress.last_ticket = call.ticket;
+    recorder.note({steady_now(), FlightState::kLaunched, call.op->plan().spec().op,
+                   static_cast<std::uint8_t>(call.op->number()), Role::kCompute, 0, call.epoch, -1});
+    queue_[(call.ticket - 1) % kCapacity] = std::move(call);
+    if (active_.load(std::memory_order_relaxed) == 0) begin_next();
+  }
+  bell.ring_all();
+  return true;
+}
+
+void Stream::begin_next() {
+  if (completed_ == launched_) {
+    active_.store(0, std::memory_order_release);
+    return;
+  }
+  const Call& call = queue_[completed_ % kCapacity];
+  const Nanos now = steady_now();
+  call.op->memory().bind(rank_, call.epoch, call.arguments);
+  call.op->start(rank_, call.ticket);
+  progress_ns.store(now, std::memory_order_relaxed);
+  recorder.note({now, FlightState::kStarted, call.op->plan().spec().op, static_cast<std::uint8_t>(call.op->number()),
+                 Role::kCompute, 0, call.epoch, -1});
+  // order: the arguments and the lanes of the call; pairs with active().
+  active_.store(call.ticket, std::memory_order_release);
+}
+
+Call Stream::enter(int sm) {
+  Call call;
+  bool released = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const std::uint64_t ticket = active_.load(std::memory_order_relaxed);
+    if (ticket != 0) call = queue_[(ticket - 1) % kCapacity];
+    released = held_[sm] != nullptr && held_[sm] != call.op;
+    held_[sm] = call.op;
+  }
+  if (released) changed_.notify_all();
+  return call;
+}
+
+void Stream::leave(int sm) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    held_[sm] = nullptr;
+  }
+  changed_.notify_all();
+}
+
+void Stream::complete(std::uint64_t ticket) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (active_.load(std::memory_order_relaxed) != ticket) return;
+    Call& call = queue_[(ticket - 1) % kCapacity];
+    MK_CHECK_OP(call.ticket, ==, ticket);
+    const Nanos now = steady_now();
+    if (call.log) call.log->end_ns[rank_] = now;
+    call.log.reset();
+    recorder.note({now, FlightState::kComplete, call.op->plan().spec().op,
+                   static_cast<std::uint8_t>(call.op->number()), Role::kCompute, 0, call.epoch, -1});
+    completed_ = ticket;
+    begin_next();
+  }
+  changed_.notify_all();
+  bell.ring_all();
+}
+
+void Stream::wait_released(const HostOperator& op) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return std::find(held_.begin(), held_.end(), &op) == held_.end(); });
+}
+
+void Stream::wake_waiters() {
+  { std::lock_guard<std::mutex> lock(mutex_); }
+  changed_.notify_all();
+}
+
+}  // namespace mkernel

@@ -112,7 +112,8 @@ ExploreResult explore_seed(std::optional<Op> op, std::uint64_t seed, const std::
     inject.late_rank = static_cast<std::int32_t>(random.below(static_cast<std::uint64_t>(world)));
     inject.late_ns = (random.chance(0.5) ? 90 : 300) * kSecond;
   }
-  if (random.chance(0.2) & drawn("die")) {
+  const bool may_die = random.chance(0.2);
+  if (drawn("die") && may_die) {
     inject.dead_rank = static_cast<std::int32_t>(random.below(static_cast<std::uint64_t>(world)));
     inject.dead_ns = static_cast<Nanos>(random.below(200'000));
   }
@@ -123,7 +124,8 @@ ExploreResult explore_seed(std::optional<Op> op, std::uint64_t seed, const std::
   // One or two operators, called in a random order a few times, each call with its own data.
   std::vector<PlanSpec> specs{random_spec(random, first, options.topo)};
   // "long": many calls of several operators on one world, in any order.
-  const bool many = random.chance(0.1) & drawn("long");
+  const bool may_be_many = random.chance(0.1);
+  const bool many = drawn("long") && may_be_many;
   const std::size_t operator_count = many ? 4 : random.chance(0.3) ? 2 : 1;
   while (specs.size() < operator_count) {
     specs.push_back(random_spec(random, op ? *op : static_cast<Op>(random.below(kOpCount)), options.topo));

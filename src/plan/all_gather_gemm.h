@@ -1,14 +1,14 @@
 // Plan of all_gather_gemm: C_r [M, N_r] = gather(A) [M, K] * B_r [K, N_r], A_r [M/W, K].
 //
-// intra copies own chunks of A into the gather buffers of the node (own one too, as the network's source), send puts
-// them on the rail peer of every other node, recv hands arrived chunks on to the node, compute takes tiles in the order
-// in which their rows are expected. A chunk is one network write but several copies ("pieces"), so that several SMs
+// intra copies own chunks of A into the own gather buffer, where the network reads them, then into those of the node's
+// other GPUs; send puts them on the rail peer of every other node, recv hands arrived chunks on to the node, compute
+// takes tiles in the order in which their rows are expected. A chunk is one network write but several copies ("pieces"), so that several SMs
 // carry it. Every chunk is signalled on every rank, also when it holds no rows.
 //
 // Flags number nodes relative to the waiting rank: step j is the node whose chunks arrive j-th, 0 the own node.
 //   here   (G > 1)  counter per (step, gpu, chunk): the chunk is in the gather buffer; `pieces` raises
 //   rail   (N > 1)  stamp per (step >= 1, chunk) of own rail: the network has written it
-//   staged (G == 1) counter per own chunk: the network may read it; `pieces` raises. With G > 1 `here` says so
+//   staged (N > 1)  counter per own chunk: the network may read it; `pieces` raises
 #pragma once
 #include "plan/spec.h"
 
@@ -18,7 +18,8 @@ struct AllGatherGemmPlan {
   PlanSpec spec;
   std::int64_t chunks = 1;          // chunks per shard
   std::int64_t pieces = 1;          // copies per chunk
-  std::int64_t tiles_per_shard = 1;  // tile slots per (shard, rank)
+  std::int64_t tile_rows = 1;       // tile rows per chunk
+  std::int64_t tile_cols = 1;       // tile columns, of the rank with the most columns
   std::int64_t pitch = 0;           // elements per row of the gather buffer
 
   MK_HD static constexpr AllGatherGemmPlan make(const PlanSpec& spec) {
@@ -27,7 +28,8 @@ struct AllGatherGemmPlan {
     const std::int64_t max_rows = spec.row_split().max_size();
     plan.chunks = max_of(1, ceil_div(max_rows, spec.tiling.chunk_rows));
     plan.pieces = ceil_div(spec.tiling.chunk_rows, spec.tiling.copy_rows);
-    plan.tiles_per_shard = TileGrid::make(max_rows, spec.col_split().max_size(), max_rows, spec.tiling).count();
+    plan.tile_rows = min_of(spec.tiling.chunk_rows / spec.tiling.bm, max_of(1, ceil_div(max_rows, spec.tiling.bm)));
+    plan.tile_cols = max_of(1, ceil_div(spec.col_split().max_size(), spec.tiling.bn));
     plan.pitch = ceil_div(spec.k, spec.tiling.pitch_align) * spec.tiling.pitch_align;
     return plan;
   }
@@ -35,7 +37,7 @@ struct AllGatherGemmPlan {
   MK_HD constexpr std::uint32_t flag_count() const {
     const Topology& topo = spec.topo;
     if (topo.world() == 1) return 0;
-    return static_cast<std::uint32_t>(staged_base() + (topo.gpus == 1 ? chunks : 0));
+    return static_cast<std::uint32_t>(staged_base() + (topo.nodes > 1 ? chunks : 0));
   }
 
   MK_HD constexpr std::int64_t buffer_elements(Buffer buffer) const {
@@ -54,18 +56,18 @@ struct AllGatherGemmPlan {
 
   MK_HD constexpr std::int64_t count(std::int32_t, Role role, std::int32_t) const {
     switch (role) {
-      case Role::kCompute: return spec.topo.world() * tiles_per_shard;
+      case Role::kCompute: return spec.topo.world() * chunks * tile_rows * tile_cols;
+      case Role::kIntra: return stagings() + (spec.topo.gpus > 1 ? chunks * pieces : 0);
       case Role::kSend: return chunks;
-      case Role::kIntra:
-      case Role::kRecv: break;
+      case Role::kRecv: return chunks * pieces;
     }
-    return chunks * pieces;
+    return 0;
   }
 
   MK_HD constexpr Task task(std::int32_t rank, Role role, std::int32_t lane, std::int64_t index) const {
     switch (role) {
       case Role::kCompute: return compute(rank, index);
-      case Role::kIntra: return intra(rank, index / pieces, index % pieces);
+      case Role::kIntra: return index < stagings() ? stage(rank, index) : share(rank, index - stagings());
       case Role::kSend: return send(rank, lane, index);
       case Role::kRecv: return recv(rank, lane + 1, index / pieces, index % pieces);
     }
@@ -127,11 +129,9 @@ struct AllGatherGemmPlan {
   MK_HD constexpr std::uint32_t rail_flag(std::int32_t step, std::int64_t c) const {
     return static_cast<std::uint32_t>(rail_base() + (step - 1) * chunks + c);
   }
-  // Raised by own copies: the chunk may be sent.
-  MK_HD constexpr std::uint32_t own_flag(std::int32_t rank, std::int64_t c) const {
-    if (spec.topo.gpus > 1) return here_flag(0, spec.topo.gpu_of(rank), c);
-    return static_cast<std::uint32_t>(staged_base() + c);
-  }
+  MK_HD constexpr std::uint32_t staged_flag(std::int64_t c) const { return static_cast<std::uint32_t>(staged_base() + c); }
+  // Copies into the own gather buffer; they come first, so that the network starts at once.
+  MK_HD constexpr std::int64_t stagings() const { return spec.topo.nodes > 1 ? chunks * pieces : 0; }
 
   // The operands that all moves of a chunk, or of some of its rows, share: their place in the gather buffer.
   MK_HD constexpr Task move_rows(Action action, std::int32_t owner, std::int64_t first, std::int64_t rows) const {
@@ -153,12 +153,25 @@ struct AllGatherGemmPlan {
     return move_rows(Action::kCopy, owner, chunk_row(owner, c) + begin, end - begin);
   }
 
-  MK_HD constexpr Task intra(std::int32_t rank, std::int64_t c, std::int64_t piece) const {
-    Task task = move_piece(rank, c, piece);
+  // Piece `i` of the own shard, read from the caller's A.
+  MK_HD constexpr Task own_piece(std::int32_t rank, std::int64_t i) const {
+    Task task = move_piece(rank, i / pieces, i % pieces);
     task.src = Buffer::kA;
     task.src_offset = task.block.row - spec.row_split().begin(rank);
-    task.dst_reach = spec.topo.nodes > 1 ? Reach::kNode : Reach::kPeers;
-    task.signals[0] = {own_flag(rank, c), Reach::kNode, false};
+    return task;
+  }
+
+  MK_HD constexpr Task stage(std::int32_t rank, std::int64_t i) const {
+    Task task = own_piece(rank, i);
+    task.dst_reach = Reach::kSelf;
+    task.signals[0] = {staged_flag(i / pieces), Reach::kSelf, false};
+    return task;
+  }
+
+  MK_HD constexpr Task share(std::int32_t rank, std::int64_t i) const {
+    Task task = own_piece(rank, i);
+    task.dst_reach = Reach::kPeers;
+    task.signals[0] = {here_flag(0, spec.topo.gpu_of(rank), i / pieces), Reach::kNode, false};
     return task;
   }
 
@@ -169,7 +182,7 @@ struct AllGatherGemmPlan {
     Task task = move_rows(Action::kPut, rank, chunk_row(rank, c), chunk_rows(rank, c));
     task.peer = topo.rank_of(node, topo.gpu_of(rank));
     task.dst_reach = Reach::kRank;
-    task.waits[0] = {own_flag(rank, c), 1, static_cast<std::uint32_t>(pieces)};
+    task.waits[0] = {staged_flag(c), 1, static_cast<std::uint32_t>(pieces)};
     task.signals[0] = {rail_flag(step_of(node, self), c), Reach::kRank, true};
     return task;
   }
@@ -186,18 +199,40 @@ struct AllGatherGemmPlan {
     return task;
   }
 
+  // A chunk of rows and whose it is, as the compute lane meets them: all own chunks first, which need no wait, then
+  // chunk by chunk in turn from each GPU of the node, as they arrive; then the same for each further node, whose rail
+  // peer's rows come first.
+  struct Visit {
+    std::int32_t step;
+    std::int32_t gpu;
+    std::int64_t chunk;
+  };
+  MK_HD constexpr Visit visit(std::int32_t rank, std::int64_t i) const {
+    const std::int64_t gpus = spec.topo.gpus;
+    const std::int64_t step = i / (gpus * chunks);
+    const std::int64_t within = i % (gpus * chunks);
+    std::int64_t chunk = within / gpus;
+    std::int64_t turn = within % gpus;
+    if (step == 0 && within < chunks) {
+      chunk = within;
+      turn = 0;
+    } else if (step == 0) {
+      chunk = (within - chunks) / (gpus - 1);
+      turn = 1 + (within - chunks) % (gpus - 1);
+    }
+    return {static_cast<std::int32_t>(step), static_cast<std::int32_t>((spec.topo.gpu_of(rank) + turn) % gpus), chunk};
+  }
+
   MK_HD constexpr Task compute(std::int32_t rank, std::int64_t index) const {
     const Topology& topo = spec.topo;
-    const auto source = static_cast<std::int32_t>(index / tiles_per_shard);
-    // Own shard, local peers, then the nodes in the order in which their chunks are sent to us.
-    const std::int32_t step = source / topo.gpus;
-    const std::int32_t gpu = (topo.gpu_of(rank) + source % topo.gpus) % topo.gpus;
+    const std::int64_t per_chunk = tile_rows * tile_cols;
+    const auto [step, gpu, c] = visit(rank, index / per_chunk);
     const std::int32_t owner = topo.rank_of(node_at(topo.node_of(rank), step), gpu);
-    const std::int64_t max_rows = spec.row_split().max_size();
-    const std::int64_t max_cols = spec.col_split().max_size();
-    TileGrid grid = TileGrid::make(spec.row_split().size(owner), spec.col_split().size(rank), max_rows, spec.tiling);
-    grid.grid_cols = TileGrid::make(0, max_cols, 0, spec.tiling).grid_cols;
-    const Block tile = grid.tile(index % tiles_per_shard);
+    TileGrid grid = TileGrid::make(chunk_rows(owner, c), spec.col_split().size(rank), 0, spec.tiling);
+    grid.grid_rows = tile_rows;
+    grid.grid_cols = tile_cols;
+    Block tile = grid.tile(index % per_chunk);
+    tile.row += chunk_row(owner, c);
     Task task;
     if (tile.empty()) return task;
     task.action = Action::kGemm;
@@ -214,7 +249,6 @@ struct AllGatherGemmPlan {
     task.src = Buffer::kGather;
     task.src_offset = task.block.row * pitch;
     task.peer = owner;
-    const std::int64_t c = tile.row / spec.tiling.chunk_rows;
     if (gpu == topo.gpu_of(rank)) {
       task.waits[0] = {rail_flag(step, c), 1, 1};  // the network has written it here; no need to wait for own copies
     } else {

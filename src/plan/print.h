@@ -8,7 +8,7 @@
 
 namespace mkernel {
 
-// "C", "partial", "node sum", …
+// "C", "partial", "node sum" and so on.
 std::string_view buffer_name(Buffer buffer);
 
 // "rank 3 recv[0] task 17".

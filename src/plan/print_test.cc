@@ -71,9 +71,10 @@ TEST(PrintPlan, LeavesOutTheMiddleOfALongLaneAndSaysHowMuch) {
   const std::string text = print_plan(source, 0, 6);
   EXPECT_TRUE(contains(text, "compute[0]: " + std::to_string(count) + " tasks\n")) << text;
   EXPECT_TRUE(contains(text, "...  " + std::to_string(count - 6) + " more\n")) << text;
-  EXPECT_TRUE(contains(text, "\n" + std::string(8 - std::to_string(count - 1).size(), ' ') +
-                                 std::to_string(count - 1) + "  "))
-      << "the last task is missing from\n" << text;
+  EXPECT_TRUE(
+      contains(text, "\n" + std::string(8 - std::to_string(count - 1).size(), ' ') + std::to_string(count - 1) + "  "))
+      << "the last task is missing from\n"
+      << text;
   EXPECT_TRUE(contains(print_plan(source, 0, 0), "...  " + std::to_string(count) + " more\n"));
 }
 
@@ -139,9 +140,11 @@ TEST(DescribeTask, DamagedTasksAreDescribedToo) {
 TEST(DescribeFlag, GivesNumberMeaningAndSender) {
   const Plan plan(make_spec(Op::kGemmReduceScatter, {2, 2}));
   const std::uint32_t arrival = plan.task(3, Role::kRecv, 0, 0).waits[1].flag;
-  EXPECT_EQ(describe_flag(plan, 3, arrival), "flag " + std::to_string(arrival) + " (arrival, node/chunk 0/0, from rank 1)");
+  EXPECT_EQ(describe_flag(plan, 3, arrival),
+            "flag " + std::to_string(arrival) + " (arrival, node/chunk 0/0, from rank 1)");
   EXPECT_EQ(describe_flag(plan, 3, 0), "flag 0 (partial tile, node/tile 0/0, from the GPUs of the node)");
-  EXPECT_EQ(describe_flag(plan, 3, plan.flag_count()), "flag " + std::to_string(plan.flag_count()) + " (there is none)");
+  EXPECT_EQ(describe_flag(plan, 3, plan.flag_count()),
+            "flag " + std::to_string(plan.flag_count()) + " (there is none)");
   EXPECT_EQ(describe_flag(plan, -1, 0), "flag 0 (there is none)");
 }
 

@@ -160,18 +160,45 @@ const Refusal kRefusals[] = {
     {"no_nodes", [](PlanSpec& s) { s.topo.nodes = 0; }, "0 nodes x 4 GPUs"},
     {"no_gpus", [](PlanSpec& s) { s.topo.gpus = 0; }, "2 nodes x 0 GPUs"},
     {"negative_nodes", [](PlanSpec& s) { s.topo.nodes = -3; }, "-3 nodes"},
-    {"both_negative", [](PlanSpec& s) { s.topo = {-2, -4}; }, "-2 nodes x -4 GPUs"},
-    {"a_world_too_large", [](PlanSpec& s) { s.topo = {1 << 16, 2}; }, "65536 nodes x 2 GPUs"},
-    {"a_world_that_overflows", [](PlanSpec& s) { s.topo = {1 << 30, 1 << 30}; }, "1073741824 nodes"},
+    {"both_negative",
+     [](PlanSpec& s) {
+       s.topo = {-2, -4};
+     },
+     "-2 nodes x -4 GPUs"},
+    {"a_world_too_large",
+     [](PlanSpec& s) {
+       s.topo = {1 << 16, 2};
+     },
+     "65536 nodes x 2 GPUs"},
+    {"a_world_that_overflows",
+     [](PlanSpec& s) {
+       s.topo = {1 << 30, 1 << 30};
+     },
+     "1073741824 nodes"},
     {"negative_m", [](PlanSpec& s) { s.m = -1; }, "m is -1"},
     {"negative_n", [](PlanSpec& s) { s.n = -7; }, "n is -7"},
     {"negative_k", [](PlanSpec& s) { s.k = INT64_MIN; }, "k is -9223372036854775808"},
     {"huge_m", [](PlanSpec& s) { s.m = kHuge; }, "m is 4611686018427387904"},
     {"huge_n", [](PlanSpec& s) { s.n = INT64_MAX; }, "n is 9223372036854775807"},
     {"huge_k", [](PlanSpec& s) { s.k = kHuge; }, "k is 4611686018427387904"},
-    {"huge_a", [](PlanSpec& s) { s.m = s.k = kHuge >> 30; s.n = 1; }, "A (m x k)"},
-    {"huge_b", [](PlanSpec& s) { s.n = s.k = kHuge >> 30; s.m = 1; }, "B (k x n)"},
-    {"huge_c", [](PlanSpec& s) { s.n = s.m = kHuge >> 30; s.k = 1; }, "C (m x n)"},
+    {"huge_a",
+     [](PlanSpec& s) {
+       s.m = s.k = kHuge >> 30;
+       s.n = 1;
+     },
+     "A (m x k)"},
+    {"huge_b",
+     [](PlanSpec& s) {
+       s.n = s.k = kHuge >> 30;
+       s.m = 1;
+     },
+     "B (k x n)"},
+    {"huge_c",
+     [](PlanSpec& s) {
+       s.n = s.m = kHuge >> 30;
+       s.k = 1;
+     },
+     "C (m x n)"},
     {"bm_zero", [](PlanSpec& s) { s.tiling.bm = 0; }, "a tile of 0 x"},
     {"bm_odd", [](PlanSpec& s) { s.tiling.bm = 96; }, "a tile of 96 x"},
     {"bm_negative", [](PlanSpec& s) { s.tiling.bm = INT32_MIN; }, "a tile of -2147483648 x"},
@@ -184,11 +211,26 @@ const Refusal kRefusals[] = {
     {"copy_rows_zero", [](PlanSpec& s) { s.tiling.copy_rows = 0; }, "copy_rows is 0"},
     {"pitch_align_zero", [](PlanSpec& s) { s.tiling.pitch_align = 0; }, "pitch_align is 0"},
     {"pitch_align_large", [](PlanSpec& s) { s.tiling.pitch_align = 1025; }, "pitch_align is 1025"},
-    {"partials_narrower", [](PlanSpec& s) { s.dtype = Dtype::kFp32; s.partial = Dtype::kBf16; }, "bf16 for fp32"},
+    {"partials_narrower",
+     [](PlanSpec& s) {
+       s.dtype = Dtype::kFp32;
+       s.partial = Dtype::kBf16;
+     },
+     "bf16 for fp32"},
     {"partials_of_another_kind", [](PlanSpec& s) { s.partial = Dtype::kFp16; }, "fp16 for bf16"},
-    {"too_many_tiles", [](PlanSpec& s) { s.m = s.n = 1 << 20; s.tiling.bm = s.tiling.bn = 1; s.tiling.chunk_rows = 1; },
+    {"too_many_tiles",
+     [](PlanSpec& s) {
+       s.m = s.n = 1 << 20;
+       s.tiling.bm = s.tiling.bn = 1;
+       s.tiling.chunk_rows = 1;
+     },
      "more than 2^31 tasks"},
-    {"too_many_sends", [](PlanSpec& s) { s.m = s.n = 1 << 15; s.tiling.bm = s.tiling.bn = 4; s.tiling.chunk_tiles = 1; },
+    {"too_many_sends",
+     [](PlanSpec& s) {
+       s.m = s.n = 1 << 15;
+       s.tiling.bm = s.tiling.bn = 4;
+       s.tiling.chunk_tiles = 1;
+     },
      "more than the 2^24"},
 };
 

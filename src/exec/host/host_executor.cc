@@ -17,11 +17,12 @@ namespace {
 // `seconds` of 30 years or more are for ever, and would overflow.
 Nanos to_nanos(double seconds) { return static_cast<Nanos>(std::min(seconds, 1e9) * 1e9); }
 
+int core_count() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
+
 // A proxy needs little of a core, and the SMs need the rest.
 int network_threads(const HostExecutorOptions& options) {
   if (options.network_threads > 0) return std::min(options.network_threads, options.topo.world());
-  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  return std::min(options.topo.world(), std::max(1, cores / 4));
+  return std::min(options.topo.world(), std::max(1, core_count() / 4));
 }
 
 }  // namespace
@@ -60,6 +61,7 @@ HostExecutor::HostExecutor(const HostExecutorOptions& options)
     : options_(options), start_ns_(steady_now()), log_(options.topo.world()) {
   shared_.topo = options.topo;
   shared_.sms = options.sms;
+  shared_.cores_shared = options.topo.world() * options.sms > core_count();
   shared_.deadline_ns = to_nanos(options.deadline_s);
   shared_.warn_ns = to_nanos(options.warn_s);
   shared_.on_warning = options.on_warning;

@@ -18,6 +18,7 @@ class HostNetwork;
 struct HostShared {
   Topology topo;
   int sms = 1;
+  bool cores_shared = false;  // more SMs than cores
   Nanos deadline_ns = 0;
   Nanos warn_ns = 0;
   std::vector<std::unique_ptr<Stream>> streams;  // by rank

@@ -1,6 +1,7 @@
 #include "exec/host/sm.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "exec/host/stall.h"
 #include "plan/operands.h"
@@ -115,6 +116,9 @@ void Sm::act(Role role, std::int32_t lane, std::int64_t index, const Task& task)
   signal(task, end);
   shared_.end_act(rank_);
   finish(role, task, end);
+  // SMs that share a core take turns by task, so that all get on at the same pace, as real ones do. Left to the system,
+  // which switches every few milliseconds, a rank does hundreds of tasks while its peers wait for the first.
+  if (shared_.cores_shared) std::this_thread::yield();
 }
 
 void Sm::signal(const Task& task, Nanos now) {

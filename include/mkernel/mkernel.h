@@ -110,10 +110,10 @@ struct MatrixShape {
   bool operator==(const MatrixShape&) const = default;
 };
 
-// All ranks of a job in this process. Movable; outlived by no operator. Thread-safe.
+// All ranks of a job in this process. Movable, thread-safe. Its threads live on until its last operator is gone too.
 class World {
  public:
-  // Errors: kBadArgument.
+  // Errors: kBadArgument, kOutOfMemory (no more memory or threads for so many ranks and SMs).
   static Result<World> create(const WorldOptions& options);
   World(World&&) noexcept;
   World& operator=(World&&) noexcept;
@@ -136,7 +136,7 @@ class World {
   std::shared_ptr<Impl> impl_;
 };
 
-// A fused operator with its workspace on every rank. At most 63 per world.
+// A fused operator with its workspace on every rank. A world makes at most 63 of them over its life.
 class Operator {
  public:
   // Errors: kBadArgument, kOutOfMemory.
@@ -155,7 +155,8 @@ class Operator {
   Result<RunReport> run(std::span<const GemmArguments> arguments, bool trace = false);
 
   // Device::kHost only: one rank's part of a call, to be made from any thread. Calls of a rank run in the order of
-  // launch; ranks need no barrier between them. The matrices must stay valid until wait() has returned.
+  // launch; ranks need no barrier between them. The matrices must stay valid until wait() has returned, or the operator
+  // is destroyed.
   Status launch(int rank, const GemmArguments& arguments);
   // Waits for all launches of this rank.
   Status wait(int rank);

@@ -8,7 +8,7 @@
 namespace mkernel {
 namespace {
 
-constexpr Nanos kFirstRetryNs = 1'000;    // about what a post costs; doubled with each failure
+constexpr Nanos kFirstRetryNs = 1'000;     // about what a post costs; doubled with each failure
 constexpr Nanos kLastRetryNs = 1'000'000;  // late enough to cost nothing, early against any deadline
 constexpr int kEventsPerPoll = 32;
 constexpr int kPollsPerStep = 16;

@@ -47,13 +47,13 @@ struct ProxyFailure {
 };
 
 struct ProxyStats {
-  std::int64_t records = 0;  // taken from rings
-  std::int64_t posts = 0;    // accepted by the endpoint
-  std::int64_t bytes = 0;    // in these
-  std::int64_t batches = 0;  // runs of posts to one destination
-  std::int64_t retries = 0;  // posts that failed for the moment
-  std::int64_t sent = 0;     // puts completed
-  std::int64_t failed = 0;   // puts that will never arrive
+  std::int64_t records = 0;   // taken from rings
+  std::int64_t posts = 0;     // accepted by the endpoint
+  std::int64_t bytes = 0;     // in these
+  std::int64_t batches = 0;   // runs of posts to one destination
+  std::int64_t retries = 0;   // posts that failed for the moment
+  std::int64_t sent = 0;      // puts completed
+  std::int64_t failed = 0;    // puts that will never arrive
   std::int64_t arrivals = 0;  // stamps published by counting
 };
 
@@ -103,9 +103,9 @@ class Proxy {
     std::int32_t first = 0;
     std::int32_t count = 0;
     std::int32_t in_flight = 0;
-    bool halted = false;  // nothing is taken or posted any more
-    bool busy = false;    // is in busy_
-    bool filled = false;  // is in filled_
+    bool halted = false;           // nothing is taken or posted any more
+    bool busy = false;             // is in busy_
+    bool filled = false;           // is in filled_
     Nanos stalled_since = kNever;  // when the post of the head first failed for the moment; kNever: it did not
     Nanos retry_delay_ns = 0;
     Nanos retry_at = 0;
@@ -141,10 +141,10 @@ class Proxy {
   std::vector<std::int32_t> busy_;    // nodes whose queue is not empty
   std::vector<std::int32_t> filled_;  // nodes whose ring may hold a record
   std::array<Operator, kMaxOperators> operators_;
-  std::uint32_t turn_ = 0;        // where this step begins to look, so that no ring is always the first
-  bool completed_ = false;        // a completion came in this step: an endpoint that was full may have room
-  bool more_events_ = false;      // the endpoint has more to tell than one step handles
-  bool more_records_ = false;     // the last step left records that it would have had room for
+  std::uint32_t turn_ = 0;     // where this step begins to look, so that no ring is always the first
+  bool completed_ = false;     // a completion came in this step: an endpoint that was full may have room
+  bool more_events_ = false;   // the endpoint has more to tell than one step handles
+  bool more_records_ = false;  // the last step left records that it would have had room for
   bool dropped_ = false;
   Nanos last_step_ = 0;
   std::optional<ProxyFailure> failure_;

@@ -55,8 +55,8 @@ TEST(RecordTest, AValueTooLargeForItsFieldDoesNotReachItsNeighbours) {
 
 TEST(RecordTest, FullEpochFindsEveryEpochLessThan128Away) {
   constexpr std::uint64_t kTwo32 = std::uint64_t{1} << 32;
-  for (const std::uint64_t near : {std::uint64_t{128}, std::uint64_t{255}, std::uint64_t{256}, kTwo32 / 2 - 1, kTwo32 - 3,
-                                   kTwo32, kTwo32 + 127, ~std::uint64_t{0} - 128}) {
+  const std::uint64_t starts[] = {128, 255, 256, kTwo32 / 2 - 1, kTwo32 - 3, kTwo32, ~std::uint64_t{0} - 128};
+  for (const std::uint64_t near : starts) {
     for (int distance = -128; distance < 128; ++distance) {
       const std::uint64_t epoch = near + static_cast<std::uint64_t>(std::int64_t{distance});
       ASSERT_EQ(full_epoch(epoch & 0xff, near), epoch) << "near " << near << ", distance " << distance;

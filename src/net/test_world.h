@@ -34,10 +34,13 @@ class CheckedHeaps : public Landing {
   void add(std::uint32_t op, const HeapLayout& layout, std::int32_t world) {
     auto& heaps = heaps_[op];
     // Garbage, as a heap of the last run would hold (reliability.md, case 5).
-    heaps.assign(static_cast<std::size_t>(world), std::vector<std::uint8_t>(static_cast<std::size_t>(layout.bytes()), 0xff));
+    const std::vector<std::uint8_t> garbage(static_cast<std::size_t>(layout.bytes()), 0xff);
+    heaps.assign(static_cast<std::size_t>(world), garbage);
   }
 
-  std::uint8_t* heap(std::uint32_t op, std::int32_t rank) { return heaps_.at(op).at(static_cast<std::size_t>(rank)).data(); }
+  std::uint8_t* heap(std::uint32_t op, std::int32_t rank) {
+    return heaps_.at(op).at(static_cast<std::size_t>(rank)).data();
+  }
 
   // From now on `put` may arrive, once; fills its source with `fill(i)` for byte i.
   template <class F>
@@ -59,8 +62,8 @@ class CheckedHeaps : public Landing {
       return complain(put, "differs from what was announced");
     }
     if (begin < 0 || bytes < 0 || begin + bytes > put.bytes) return complain(put, "a piece outside the put");
-    std::memcpy(heap(put.op, put.dst_rank) + put.dst_offset + begin, heap(put.op, put.src_rank) + put.src_offset + begin,
-                static_cast<std::size_t>(bytes));
+    std::memcpy(heap(put.op, put.dst_rank) + put.dst_offset + begin,
+                heap(put.op, put.src_rank) + put.src_offset + begin, static_cast<std::size_t>(bytes));
     at->second.landed += bytes;
     landed_bytes_ += bytes;
   }

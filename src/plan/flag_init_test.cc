@@ -29,8 +29,8 @@ TEST(InitFlags, MeetsEveryWaitOfThePastAndNoneOfTheNextEpoch) {
   for (const Op op : {Op::kAllGatherGemm, Op::kGemmReduceScatter, Op::kGemmAllReduce}) {
     const PlanSource source{Plan(spec_of(op))};
     const HeapLayout layout(source.plan());
-    for (const std::uint64_t start : {std::uint64_t{1}, std::uint64_t{2}, (std::uint64_t{1} << 33) - 3,
-                                      (std::uint64_t{1} << 33) - 2}) {
+    for (const std::uint64_t start :
+         {std::uint64_t{1}, std::uint64_t{2}, (std::uint64_t{1} << 33) - 3, (std::uint64_t{1} << 33) - 2}) {
       for (std::int32_t rank = 0; rank < 6; ++rank) {
         std::vector<std::uint32_t> flags(2 * source.plan().flag_count());
         init_flags(source, rank, start, flags.data());

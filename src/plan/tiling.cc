@@ -138,6 +138,16 @@ Status validate(const PlanSpec& spec) {
     return bad_argument(fmt::format("copies of {} rows are more than 2^31 for {} rows: take larger copy_rows",
                                     tiling.copy_rows, spec.m));
   }
+  // Rounding up to whole chunks may have added tasks.
+  for (int r = 0; r < kRoleCount; ++r) {
+    const auto role = static_cast<Role>(r);
+    for (std::int32_t lane = 0; lane < plan.lanes(role); ++lane) {
+      if (plan.count(0, role, lane) <= kMaxTasks) continue;
+      return bad_argument(fmt::format("{} x {} x {} cut into {} x {} tiles and chunks of {} rows has more than 2^31 "
+                                      "tasks per rank: take larger tiles",
+                                      spec.m, spec.n, spec.k, tiling.bm, tiling.bn, tiling.chunk_rows));
+    }
+  }
   std::int64_t sends = 0;
   for (std::int32_t lane = 0; lane < plan.lanes(Role::kSend); ++lane) {
     sends = max_of(sends, plan.count(0, Role::kSend, lane) + 1);

@@ -1,7 +1,7 @@
 // How a thread with nothing to do sleeps, and how whoever gives it something to do wakes it.
 //
-// A sleeper reads sequence(), looks for work, and when it finds none sleeps with the number it read: a ring that came in
-// between has changed the number, so no ring is lost. Ringing costs one atomic addition while nobody sleeps.
+// A sleeper reads sequence(), looks for work, and when it finds none sleeps with the number it read: a ring that came
+// in between has changed the number, so no ring is lost. Ringing costs one atomic addition while nobody sleeps.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -33,7 +33,8 @@ class Doorbell {
     if (count_ring()) wakeup_.notify_all();
   }
 
-  // Returns when the bell has rung since `seen` was read, at `until` (steady clock; kNever: not before), or by accident.
+  // Returns when the bell has rung since `seen` was read, at `until` (steady clock; kNever: not before), or by
+  // accident.
   void sleep(std::uint32_t seen, Nanos until) {
     std::unique_lock<std::mutex> lock(mutex_);
     // order: either the ringer sees this sleeper, or the sleeper sees its ring: both sides write one word and then read

@@ -30,8 +30,8 @@ class Failure {
   }
   // What calls return that come later.
   Error later_error() const {
-    return {ErrorKind::kAborted, "this world has failed before, create a new one; it had failed because: " +
-                                     error().message};
+    return {ErrorKind::kAborted,
+            "this world has failed before, create a new one; it had failed because: " + error().message};
   }
 
  private:

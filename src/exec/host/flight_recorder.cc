@@ -26,18 +26,18 @@ std::string_view state_name(FlightState state) {
 }
 
 std::uint64_t pack(const FlightEntry& entry) {
-  return std::uint64_t{entry.lane} | std::uint64_t{entry.op_number} << 16 |
-         static_cast<std::uint64_t>(entry.role) << 24 | static_cast<std::uint64_t>(entry.op) << 32 |
-         static_cast<std::uint64_t>(entry.state) << 40;
+  return std::uint64_t{entry.lane} | std::uint64_t{entry.op & 0xff} << 16 |
+         static_cast<std::uint64_t>(entry.role) << 24 | static_cast<std::uint64_t>(entry.state) << 28 |
+         std::uint64_t{static_cast<std::uint32_t>(entry.peer)} << 32;
 }
 
 FlightEntry unpack(std::uint64_t word) {
   FlightEntry entry;
   entry.lane = static_cast<std::uint16_t>(word);
-  entry.op_number = static_cast<std::uint8_t>(word >> 16);
-  entry.role = static_cast<Role>(word >> 24 & 0xff);
-  entry.op = static_cast<Op>(word >> 32 & 0xff);
-  entry.state = static_cast<FlightState>(word >> 40 & 0xff);
+  entry.op = static_cast<std::uint32_t>(word >> 16 & 0xff);
+  entry.role = static_cast<Role>(word >> 24 & 0xf);
+  entry.state = static_cast<FlightState>(word >> 28 & 0xf);
+  entry.peer = static_cast<std::int32_t>(static_cast<std::uint32_t>(word >> 32));
   return entry;
 }
 
@@ -53,7 +53,7 @@ void FlightRecorder::note(const FlightEntry& entry) {
   slot.index.store(entry.index, std::memory_order_relaxed);
 }
 
-std::string FlightRecorder::text(Nanos start_ns) const {
+std::string FlightRecorder::text(Nanos start_ns, std::span<const std::string> names) const {
   const std::uint64_t end = count_.load(std::memory_order_relaxed);
   const std::uint64_t begin = end - std::min<std::uint64_t>(end, kEntries);
   std::string text;
@@ -65,16 +65,17 @@ std::string FlightRecorder::text(Nanos start_ns) const {
     const double time_s = static_cast<double>(slot.time_ns.load(std::memory_order_relaxed) - start_ns) * 1e-9;
     auto out = std::back_inserter(text);
     fmt::format_to(out, "{:.6f} s: {:<8}", time_s, state_name(entry.state));
-    if (entry.state == FlightState::kFailed) {
-      fmt::format_to(out, " the world\n");
+    if (entry.state == FlightState::kFailed || entry.op >= names.size()) {
+      text += " the world\n";
       continue;
     }
-    fmt::format_to(out, " {} (operator {}), epoch {}", op_name(entry.op), entry.op_number, epoch);
+    fmt::format_to(out, " {}, epoch {}", names[entry.op], epoch);
     if (entry.state == FlightState::kStamped) {
       fmt::format_to(out, ", flag {}", index);
     } else if (index >= 0) {
       fmt::format_to(out, ", {} lane {} task {}", role_name(entry.role), entry.lane, index);
     }
+    if (entry.peer >= 0) fmt::format_to(out, ", peer {}", entry.peer);
     text += '\n';
   }
   return text;

@@ -3,9 +3,9 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <span>
 #include <string>
 
-#include "mkernel/types.h"
 #include "net/transport.h"
 #include "plan/task.h"
 
@@ -25,12 +25,12 @@ enum class FlightState : std::uint8_t {
 struct FlightEntry {
   Nanos time_ns = 0;
   FlightState state = FlightState::kLaunched;
-  Op op = Op::kAllGatherGemm;
-  std::uint8_t op_number = 0;
+  std::uint32_t op = 0;  // number of the operator in its world
   Role role = Role::kCompute;
   std::uint16_t lane = 0;
   std::uint64_t epoch = 0;
   std::int64_t index = -1;  // -1: the call as a whole
+  std::int32_t peer = -1;   // -1: none
 };
 
 // Written by any thread, without locks or allocation. Entries that are being overwritten while they are read may come
@@ -40,13 +40,13 @@ class FlightRecorder {
   static constexpr std::size_t kEntries = 1024;
 
   void note(const FlightEntry& entry);
-  // One line per operation, oldest first, times in seconds since `start_ns`.
-  std::string text(Nanos start_ns) const;
+  // One line per operation, oldest first, times in seconds since `start_ns`. `names` are the operators', by number.
+  std::string text(Nanos start_ns, std::span<const std::string> names) const;
 
  private:
   struct Slot {
     std::atomic<std::int64_t> time_ns{0};
-    std::atomic<std::uint64_t> what{0};  // state, op, op_number, role, lane
+    std::atomic<std::uint64_t> what{0};  // peer, state, role, op, lane
     std::atomic<std::uint64_t> epoch{0};
     std::atomic<std::int64_t> index{0};
   };

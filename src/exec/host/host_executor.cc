@@ -29,9 +29,11 @@ int network_threads(const HostExecutorOptions& options) {
 
 void HostShared::fail(Error error) {
   if (!failure.set(std::move(error))) return;
-  const Nanos now = steady_now();
+  FlightEntry entry;
+  entry.time_ns = steady_now();
+  entry.state = FlightState::kFailed;
   for (const auto& stream : streams) {
-    stream->recorder.note({now, FlightState::kFailed, Op::kAllGatherGemm, 0, Role::kCompute, 0, 0, -1});
+    stream->recorder.note(entry);
     stream->bell.ring_all();
     stream->wake_waiters();
   }
@@ -48,11 +50,12 @@ Result<std::unique_ptr<HostExecutor>> HostExecutor::create(const HostExecutorOpt
                                                       "or a smaller ring_depth than {}",
                                                       options.topo.world(), options.ring_depth)};
   } catch (const std::system_error& error) {
-    return Error{ErrorKind::kOutOfMemory,
-                 fmt::format("the system gives no more than {} of the {} threads that {} ranks x {} SMs need ({}): take "
-                             "fewer SMs or ranks",
-                             executor->sms_.size(), options.topo.world() * options.sms, options.topo.world(),
-                             options.sms, error.what())};
+    return Error{
+        ErrorKind::kOutOfMemory,
+        fmt::format("the system gives no more than {} of the {} threads that {} ranks x {} SMs need ({}): take "
+                    "fewer SMs or ranks",
+                    executor->sms_.size(), options.topo.world() * options.sms, options.topo.world(), options.sms,
+                    error.what())};
   }
   return executor;
 }
@@ -96,8 +99,8 @@ Result<HostOperator*> HostExecutor::add_operator(const HostOperatorConfig& confi
   std::lock_guard<std::mutex> lock(launch_mutex_);
   if (shared_.failure.happened()) return shared_.failure.later_error();
   if (operators_.size() == kMaxOperatorsPerWorld) {
-    return bad_argument(fmt::format("this world has made {} operators, and no world can make more: create another world",
-                                    kMaxOperatorsPerWorld));
+    return bad_argument(fmt::format(
+        "this world has made {} operators, and no world can make more: create another world", kMaxOperatorsPerWorld));
   }
   try {
     operators_.push_back(std::make_unique<HostOperator>(static_cast<std::uint32_t>(operators_.size()), config));
@@ -108,21 +111,24 @@ Result<HostOperator*> HostExecutor::add_operator(const HostOperatorConfig& confi
   }
   HostOperator* op = operators_.back().get();
   if (network_) network_->add_operator(*op, config.source);
-  names_.push_back(fmt::format("operator {} ({})", op->number(), op_name(op->plan().spec().op)));
+  const PlanSpec& spec = op->plan().spec();
+  names_.push_back(
+      fmt::format("operator {} ({} {} x {} x {})", op->number(), op_name(spec.op), spec.m, spec.n, spec.k));
   return op;
 }
 
 void HostExecutor::remove_operator(HostOperator* op) {
   bool equal = true;
+  std::string name;
   {
     std::lock_guard<std::mutex> lock(launch_mutex_);
+    name = names_[op->number()];
     for (std::int32_t rank = 1; rank < options_.topo.world(); ++rank) {
       equal = equal && op->progress(rank).launches == op->progress(0).launches;
     }
   }
   if (!equal) {
-    fail({ErrorKind::kAborted,
-          names_[op->number()] + " was destroyed when some ranks had launched more of its calls than others"});
+    fail({ErrorKind::kAborted, name + " was destroyed when some ranks had launched more of its calls than others"});
   }
   for (const auto& stream : shared_.streams) stream->wait(*op, [this] { return shared_.failure.happened(); });
   for (const auto& stream : shared_.streams) {
@@ -137,11 +143,21 @@ void HostExecutor::remove_operator(HostOperator* op) {
   operators_[op->number()].reset();
 }
 
+std::string HostExecutor::flight_record(std::int32_t rank) {
+  std::vector<std::string> names;
+  {
+    std::lock_guard<std::mutex> lock(launch_mutex_);
+    names = names_;
+  }
+  return shared_.streams[rank]->recorder.text(start_ns_, names);
+}
+
 Status HostExecutor::check_room(std::int32_t rank) const {
   if (shared_.streams[rank]->full()) {
-    return bad_argument(fmt::format("rank {} has {} launches that are not complete, and no more are accepted: call "
-                                    "wait() first",
-                                    rank, Stream::kCapacity));
+    return bad_argument(
+        fmt::format("rank {} has {} launches that are not complete, and no more are accepted: call "
+                    "wait() first",
+                    rank, Stream::kCapacity));
   }
   if (log_.too_far_ahead(rank)) {
     return bad_argument(fmt::format("rank {} is {} launches ahead of rank {}, and no more are accepted", rank,
@@ -174,7 +190,8 @@ Status HostExecutor::launch_locked(HostOperator* op, std::int32_t rank, const Ge
                                    std::shared_ptr<RunLog> log) {
   if (const auto other = log_.note(rank, op->number())) {
     const Error error = bad_argument(fmt::format(
-        "launch {} of rank {} is {}, but rank {} made its launch {} with {}: all ranks must launch the same operators in "
+        "launch {} of rank {} is {}, but rank {} made its launch {} with {}: all ranks must launch the same operators "
+        "in "
         "the same order",
         log_.count(rank) + 1, rank, names_[op->number()], other->rank, log_.count(rank) + 1, names_[other->op]));
     fail(error);  // the other rank's call can never end

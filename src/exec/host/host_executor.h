@@ -48,7 +48,8 @@ class HostExecutor {
   Status launch(HostOperator* op, std::int32_t rank, const GemmArguments& arguments);
   // All ranks' parts, with no other launch in between. `log` may be null.
   Status launch_all(HostOperator* op, std::span<const GemmArguments> arguments, std::shared_ptr<RunLog> log);
-  // Waits until all launches of `op` on `rank` are complete. After a failure: until no thread touches a caller's memory.
+  // Waits until all launches of `op` on `rank` are complete. After a failure: until no thread touches a caller's
+  // memory.
   Status wait(HostOperator* op, std::int32_t rank);
 
   // Makes every rank leave every call; the first error counts.
@@ -56,7 +57,7 @@ class HostExecutor {
   Failure& failure() { return shared_.failure; }
   // The rank's link is gone for good, for tests. There is more than one node.
   void cut_link(std::int32_t rank) { network_->cut_link(rank); }
-  std::string flight_record(std::int32_t rank) const { return shared_.streams[rank]->recorder.text(start_ns_); }
+  std::string flight_record(std::int32_t rank);
 
  private:
   explicit HostExecutor(const HostExecutorOptions& options);
@@ -71,10 +72,10 @@ class HostExecutor {
   std::unique_ptr<HostNetwork> network_;  // null with one node
   std::vector<std::thread> sms_;
 
-  std::mutex launch_mutex_;  // guards the log, the order of launches, and the table of operators
+  std::mutex launch_mutex_;  // guards the log, the order of launches, and the tables of operators
   LaunchLog log_;
   std::vector<std::unique_ptr<HostOperator>> operators_;  // by number; null when removed
-  std::vector<std::string> names_;
+  std::vector<std::string> names_;                        // by number, also of removed ones
 };
 
 }  // namespace mkernel

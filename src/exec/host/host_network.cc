@@ -38,9 +38,13 @@ void HostLanding::stamp(std::int32_t rank, std::uint32_t number, std::int64_t fl
   HostOperator& op = find(number);
   const Nanos now = steady_now();
   if (const std::shared_ptr<RunLog> log = op.trace()) log->put_ends(rank, flag, now);
-  shared_.streams[rank]->recorder.note({now, FlightState::kStamped, op.plan().spec().op,
-                                        static_cast<std::uint8_t>(number), Role::kSend, 0,
-                                        2 * std::uint64_t{value} - (flag >= op.plan().flag_count() ? 1 : 0), flag});
+  FlightEntry entry;
+  entry.time_ns = now;
+  entry.state = FlightState::kStamped;
+  entry.op = number;
+  entry.epoch = 2 * std::uint64_t{value} - (flag >= op.plan().flag_count() ? 1 : 0);  // modulo 2^33, as stamps are
+  entry.index = flag;
+  shared_.streams[rank]->recorder.note(entry);
   // order: the bytes that land() has copied; pairs with HostOperator::met().
   op.flag(rank, flag).store(value, std::memory_order_release);
   shared_.flag_raised(rank, now);
@@ -49,7 +53,8 @@ void HostLanding::stamp(std::int32_t rank, std::uint32_t number, std::int64_t fl
 HostNetwork::HostNetwork(HostShared& shared, const LinkModel& link, int ring_depth)
     : shared_(shared),
       landing_(shared),
-      network_(shared.topo.world(), link, &landing_, [this](std::int32_t rank, Nanos) { worker_of(rank).bell.ring(); }) {
+      network_(shared.topo.world(), link, &landing_,
+               [this](std::int32_t rank, Nanos) { worker_of(rank).bell.ring(); }) {
   const Topology& topo = shared_.topo;
   slots_ = std::make_unique<RingSlot[]>(static_cast<std::size_t>(topo.world()) * topo.nodes);
   for (std::int32_t rank = 0; rank < topo.world(); ++rank) {

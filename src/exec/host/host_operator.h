@@ -50,12 +50,12 @@ class HostOperator {
   };
   // How far a rank's current call has come.
   struct alignas(64) Progress {
-    std::atomic<std::int64_t> unfinished{0};   // tasks
-    std::atomic<std::int64_t> first_phase{0};  // of these in the first phase, when not fused
+    std::atomic<std::int64_t> unfinished{0};    // tasks
+    std::atomic<std::int64_t> first_phase{0};   // of these in the first phase, when not fused
     std::atomic<std::uint64_t> gate_ticket{0};  // the last call for which this rank has opened the gate
-    std::atomic<bool> failure_told{false};     // wait() has returned the failure of the world once
-    std::uint64_t launches = 0;                // guarded by the executor's launch mutex
-    std::uint64_t last_ticket = 0;             // of the last launch, guarded by the rank's stream
+    std::atomic<bool> failure_told{false};      // wait() has returned the failure of the world once
+    std::uint64_t launches = 0;                 // guarded by the executor's launch mutex
+    std::uint64_t last_ticket = 0;              // of the last launch, guarded by the rank's stream
   };
 
   // Throws std::bad_alloc.
@@ -72,7 +72,9 @@ class HostOperator {
 
   Lane& lane(std::int32_t rank, Role role, std::int32_t lane) { return lanes_[lane_begin(rank, role) + lane]; }
   Progress& progress(std::int32_t rank) { return progress_[rank]; }
-  TileScratch& scratch(std::int32_t rank, int sm) { return scratch_[static_cast<std::size_t>(rank) * config_.sms + sm]; }
+  TileScratch& scratch(std::int32_t rank, int sm) {
+    return scratch_[static_cast<std::size_t>(rank) * config_.sms + sm];
+  }
 
   // A flag of a rank's heap; `index` counts both parities.
   std::atomic_ref<std::uint32_t> flag(std::int32_t rank, std::int64_t index) const {

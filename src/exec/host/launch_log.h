@@ -1,5 +1,5 @@
-// Which operator the n-th launch of each rank was. All ranks of a world launch the same operators in the same order; one
-// that does not is told so at once, instead of hanging until a deadline.
+// Which operator the n-th launch of each rank was. All ranks of a world launch the same operators in the same order;
+// one that does not is told so at once, instead of hanging until a deadline.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,6 +1,5 @@
 #include "exec/host/sm.h"
 
-#include <algorithm>
 #include <thread>
 
 #include "exec/host/stall.h"
@@ -43,7 +42,8 @@ bool Sm::work() {
     if (!role_open(role)) continue;
     const std::int32_t lanes = call_.op->plan().lanes(role);
     for (std::int32_t i = 0; i < lanes; ++i) {
-      const auto lane = static_cast<std::int32_t>((turn_ + static_cast<std::uint32_t>(i)) % static_cast<std::uint32_t>(lanes));
+      const auto lane =
+          static_cast<std::int32_t>((turn_ + static_cast<std::uint32_t>(i)) % static_cast<std::uint32_t>(lanes));
       if (take_from(role, lane)) return true;
     }
   }
@@ -90,7 +90,8 @@ bool Sm::take_from(Role role, std::int32_t lane_number) {
     if (task.action != Action::kNone && !waits_met(task)) return passed;
     // order: none beyond the flags that waits_met() has acquired. Every round that fails is one in which another SM
     // took the head.
-    if (!lane.head.compare_exchange_weak(head, head + 1, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
+    if (!lane.head.compare_exchange_weak(head, head + 1, std::memory_order_acq_rel, std::memory_order_relaxed))
+      continue;
     if (task.action == Action::kNone) {
       finish(role, task, steady_now());
       passed = true;
@@ -106,12 +107,13 @@ bool Sm::take_from(Role role, std::int32_t lane_number) {
 void Sm::act(Role role, std::int32_t lane, std::int64_t index, const Task& task) {
   if (!shared_.begin_act(rank_)) return;
   const Nanos begin = steady_now();
-  note(FlightState::kBegun, role, lane, index, begin);
+  note(FlightState::kBegun, role, lane, index, task, begin);
   call_.op->memory().act(rank_, task, call_.epoch, call_.op->scratch(rank_, index_));
   const Nanos end = steady_now();
-  note(FlightState::kDone, role, lane, index, end);
+  note(FlightState::kDone, role, lane, index, task, end);
   if (call_.log && call_.log->trace) {
-    call_.log->events[static_cast<std::size_t>(rank_) * shared_.sms + index_].push_back({role, lane, index, begin, end});
+    call_.log->events[static_cast<std::size_t>(rank_) * shared_.sms + index_].push_back(
+        {role, lane, index, begin, end});
   }
   signal(task, end);
   shared_.end_act(rank_);
@@ -177,7 +179,7 @@ bool Sm::push(std::int32_t lane, std::int64_t index, const Task& task) {
   record.epoch = static_cast<std::uint32_t>(call_.epoch & 0xff);
   record.task = static_cast<std::uint32_t>(send_id(call_.op->plan(), {lane, index}));
   if (!shared_.network->push(rank_, node, record)) return false;
-  note(FlightState::kPosted, Role::kSend, lane, index, now);
+  note(FlightState::kPosted, Role::kSend, lane, index, task, now);
   return true;
 }
 
@@ -220,9 +222,17 @@ bool Sm::end_call() {
   return true;
 }
 
-void Sm::note(FlightState state, Role role, std::int32_t lane, std::int64_t index, Nanos now) {
-  stream_.recorder.note({now, state, call_.op->plan().spec().op, static_cast<std::uint8_t>(call_.op->number()), role,
-                         static_cast<std::uint16_t>(lane), call_.epoch, index});
+void Sm::note(FlightState state, Role role, std::int32_t lane, std::int64_t index, const Task& task, Nanos now) {
+  FlightEntry entry;
+  entry.time_ns = now;
+  entry.state = state;
+  entry.op = call_.op->number();
+  entry.role = role;
+  entry.lane = static_cast<std::uint16_t>(lane);
+  entry.epoch = call_.epoch;
+  entry.index = index;
+  entry.peer = task.peer;
+  stream_.recorder.note(entry);
 }
 
 }  // namespace mkernel

@@ -32,7 +32,7 @@ class Sm {
   void finish(Role role, const Task& task, Nanos now);
   void pass_gate();
   bool end_call();
-  void note(FlightState state, Role role, std::int32_t lane, std::int64_t index, Nanos now);
+  void note(FlightState state, Role role, std::int32_t lane, std::int64_t index, const Task& task, Nanos now);
 
   HostShared& shared_;
   Stream& stream_;

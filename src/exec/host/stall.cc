@@ -54,15 +54,17 @@ std::string describe_other(const Call& call, std::int32_t rank, double waited_s)
     const auto index = static_cast<std::int64_t>(head & 0xffffffff);
     if (index >= call.op->lane(rank, Role::kSend, lane).count) continue;
     if (call.op->fused() || call.op->gate_open(call.turn)) {
-      return fmt::format("rank {} waited {:.1f} s in {} (operator {}), epoch {}, in role send lane {} task {}, for room "
-                         "in the command ring to node {}: its network takes no more records",
-                         rank, waited_s, op_name(plan.spec().op), call.op->number(), call.epoch, lane, index,
-                         plan.topo().node_of(call.op->source().task(rank, Role::kSend, lane, index).peer));
+      return fmt::format(
+          "rank {} waited {:.1f} s in {} (operator {}), epoch {}, in role send lane {} task {}, for room "
+          "in the command ring to node {}: its network takes no more records",
+          rank, waited_s, op_name(plan.spec().op), call.op->number(), call.epoch, lane, index,
+          plan.topo().node_of(call.op->source().task(rank, Role::kSend, lane, index).peer));
     }
   }
-  return fmt::format("rank {} waited {:.1f} s in {} (operator {}), epoch {}, for the other ranks to end the first phase "
-                     "of the call (not fused)",
-                     rank, waited_s, op_name(plan.spec().op), call.op->number(), call.epoch);
+  return fmt::format(
+      "rank {} waited {:.1f} s in {} (operator {}), epoch {}, for the other ranks to end the first phase "
+      "of the call (not fused)",
+      rank, waited_s, op_name(plan.spec().op), call.op->number(), call.epoch);
 }
 
 }  // namespace
@@ -79,7 +81,8 @@ Nanos check_stall(HostShared& shared, std::int32_t rank, const Call& call, Nanos
   AbortRecord record;
   record.waited_s = static_cast<double>(waited) * 1e-9;
   const bool missing = find_missing(call, rank, record);
-  const std::string sentence = missing ? describe(call.op->plan(), record) : describe_other(call, rank, record.waited_s);
+  const std::string sentence =
+      missing ? describe(call.op->plan(), record) : describe_other(call, rank, record.waited_s);
   // What we have read belongs to this call only if the call is still under way, and it is a wait only if it lasts.
   if (stream.active() != call.ticket || stream.progress_ns.load(std::memory_order_relaxed) != since) return now;
   if (waited >= shared.deadline_ns) {

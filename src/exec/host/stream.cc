@@ -21,13 +21,21 @@ bool Stream::launch(Call call) {
     call.turn = progress.launches++;
     call.epoch = call.op->start_epoch() + call.turn + 1;
     progress.last_ticket = call.ticket;
-    recorder.note({steady_now(), FlightState::kLaunched, call.op->plan().spec().op,
-                   static_cast<std::uint8_t>(call.op->number()), Role::kCompute, 0, call.epoch, -1});
+    note(call, FlightState::kLaunched, steady_now());
     queue_[(call.ticket - 1) % kCapacity] = std::move(call);
     if (active_.load(std::memory_order_relaxed) == 0) begin_next();
   }
   bell.ring_all();
   return true;
+}
+
+void Stream::note(const Call& call, FlightState state, Nanos now) {
+  FlightEntry entry;
+  entry.time_ns = now;
+  entry.state = state;
+  entry.op = call.op->number();
+  entry.epoch = call.epoch;
+  recorder.note(entry);
 }
 
 void Stream::begin_next() {
@@ -40,8 +48,7 @@ void Stream::begin_next() {
   call.op->memory().bind(rank_, call.epoch, call.arguments);
   call.op->start(rank_, call.ticket);
   progress_ns.store(now, std::memory_order_relaxed);
-  recorder.note({now, FlightState::kStarted, call.op->plan().spec().op, static_cast<std::uint8_t>(call.op->number()),
-                 Role::kCompute, 0, call.epoch, -1});
+  note(call, FlightState::kStarted, now);
   // order: the arguments and the lanes of the call; pairs with active().
   active_.store(call.ticket, std::memory_order_release);
 }
@@ -77,8 +84,7 @@ void Stream::complete(std::uint64_t ticket) {
     const Nanos now = steady_now();
     if (call.log) call.log->end_ns[rank_] = now;
     call.log.reset();
-    recorder.note({now, FlightState::kComplete, call.op->plan().spec().op,
-                   static_cast<std::uint8_t>(call.op->number()), Role::kCompute, 0, call.epoch, -1});
+    note(call, FlightState::kComplete, now);
     completed_ = ticket;
     begin_next();
   }

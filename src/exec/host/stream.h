@@ -33,8 +33,8 @@ class Stream {
 
   Doorbell bell;  // rung when one of the rank's flags is raised, or the call changes
   FlightRecorder recorder;
-  std::atomic<Nanos> progress_ns{0};       // when this rank last got on
-  std::atomic<std::int32_t> acting{0};     // SMs that may be touching matrices
+  std::atomic<Nanos> progress_ns{0};          // when this rank last got on
+  std::atomic<std::int32_t> acting{0};        // SMs that may be touching matrices
   std::atomic<std::uint64_t> warned_wait{0};  // the wait that was last warned of
 
   // Appends a call; false when kCapacity are pending. Sets its ticket, epoch and turn. One thread at a time.
@@ -67,6 +67,7 @@ class Stream {
 
  private:
   void begin_next();
+  void note(const Call& call, FlightState state, Nanos now);
 
   std::int32_t rank_;
   mutable std::mutex mutex_;

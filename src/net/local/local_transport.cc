@@ -204,8 +204,8 @@ int LocalNetwork::LocalEndpoint::poll(Nanos now, std::span<TransportEvent> event
     flight.failed |= due.lost;
     if (--flight.pieces_left > 0) continue;
     const Put& put = flight.put;
-    events[count++] = {flight.failed ? EventKind::kFailed : EventKind::kSent, put.dst_rank, put.id, put.op, put.epoch,
-                       put.flag};
+    events[count++] = {
+        flight.failed ? EventKind::kFailed : EventKind::kSent, put.dst_rank, put.id, put.op, put.epoch, put.flag};
     free_flights_.push_back(due.flight);
   }
   return static_cast<int>(count);

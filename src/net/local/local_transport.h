@@ -24,13 +24,13 @@ struct LinkModel {
   double bytes_per_ns = 0;  // per rank and direction, also 10^9 bytes per second; 0: unlimited
   Nanos latency_ns = 0;
   bool unordered = false;
-  int pieces = 1;     // unordered: pieces per put, each with an arrival of its own; at least 1
+  int pieces = 1;  // unordered: pieces per put, each with an arrival of its own; at least 1
   Nanos jitter_ns = 0;
-  std::uint64_t seed = 1;  // of jitter and of failing posts
+  std::uint64_t seed = 1;        // of jitter and of failing posts
   double again_probability = 0;  // of a post failing for the moment
   Nanos post_ns = 0;             // what a post costs its sender's link, whatever its size
   int queue_depth = 256;         // puts in flight per endpoint; beyond it posts fail for the moment
-  int arrival_depth = 1024;  // arrivals a destination has not yet polled; beyond it pieces wait at their source
+  int arrival_depth = 1024;      // arrivals a destination has not yet polled; beyond it pieces wait at their source
   // How long a sender takes to find its peer dead: retry exhaustion of a reliable connection, about 4 s with 7 retries
   // of 0.5 s each (timeout 17 of the InfiniBand specification, section 9.7.6.1.3).
   Nanos dead_detect_ns = 4'000'000'000;

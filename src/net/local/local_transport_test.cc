@@ -119,7 +119,8 @@ TEST(LocalTransportTest, APutTakesItsWireTimePlusLatency) {
   ASSERT_EQ(network.post(make_put(0, 1, 500'000, 7)), PostStatus::kPosted);
   EXPECT_EQ(network.net.endpoint(0)->next_event(), 1'000 + 10'000 + 3'000);
   network.run();
-  EXPECT_EQ(network.log.entries, (std::vector<Log::Entry>{{14'000, false, 1, 7, 0, 500'000}, {14'000, true, 1, 7, 0, 0}}));
+  const std::vector<Log::Entry> bytes_then_stamp = {{14'000, false, 1, 7, 0, 500'000}, {14'000, true, 1, 7, 0, 0}};
+  EXPECT_EQ(network.log.entries, bytes_then_stamp);
   ASSERT_EQ(network.events.size(), 1u);
   EXPECT_EQ(network.events[0].kind, EventKind::kSent);
   EXPECT_EQ(network.events[0].id, 7u);

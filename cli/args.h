@@ -1,0 +1,97 @@
+// What the command line asks for, checked as far as that is possible without looking at the machine or at files.
+#pragma once
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "cli/values.h"
+#include "exec/fill.h"
+#include "plan/spec.h"
+
+namespace mkernel::cli {
+
+// Operator, world, sizes and how they are cut: shared by all commands.
+struct ProblemArgs {
+  GemmOptions gemm;
+  Topology topo;
+  bool sizes_given = false;  // any of --m, --n, --k
+  bool dtype_given = false;
+};
+
+struct RunArgs {
+  ProblemArgs problem;
+  WorldOptions world;  // complete but for a balanced link
+  bool balanced_link = false;
+  Fill fill = Fill::kUniform;
+  int repeat = 5;
+  bool check = true;
+  bool compare = false;
+  bool json = false;
+  std::filesystem::path input;   // empty: made from the seed
+  std::filesystem::path output;  // empty: not written
+  std::filesystem::path trace;   // empty: none
+  // Which of --m, --n, --k were given, to compare with files.
+  bool m_given = false;
+  bool n_given = false;
+  bool k_given = false;
+};
+
+struct SimArgs {
+  ProblemArgs problem;
+  std::string preset = "h200x8-ib";
+  int sms = 0;  // 0: as the preset says
+  Partition partition;
+  int ring_depth = 256;
+  double deadline_s = 600;
+  std::uint64_t seed = 1;
+  Fill fill = Fill::kUniform;
+  bool compare = false;
+  bool data = false;
+  bool json = false;
+  std::filesystem::path trace;
+};
+
+// `mkernel sim OP|all --seeds`: many small random worlds.
+struct ExploreArgs {
+  std::optional<Op> op;  // none: all operators
+  SeedRange seeds;
+  std::string inject_text = "all";  // as given, for the command that replays a seed
+  std::vector<std::string> injections;
+  bool json = false;
+};
+
+struct PlanArgs {
+  ProblemArgs problem;
+  int rank = 0;
+  int tasks = 8;  // per lane
+  bool json = false;
+};
+
+struct VerifyArgs {
+  std::optional<ProblemArgs> problem;  // none: all standard cases
+  bool json = false;
+};
+
+struct InfoArgs {
+  bool json = false;
+};
+
+// What --help or --version print.
+struct TextArgs {
+  std::string text;
+};
+
+using Command = std::variant<TextArgs, RunArgs, SimArgs, ExploreArgs, PlanArgs, VerifyArgs, InfoArgs>;
+
+Result<Command> parse_args(std::span<const std::string> args);
+
+// "mkernel 0.1.0 (commit ...)".
+std::string version_text();
+
+// The names of the commands.
+std::span<const std::string_view> command_names();
+
+}  // namespace mkernel::cli

@@ -1,0 +1,84 @@
+// mkernel info: what this build and this machine have.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/format.h"
+#include "cli/machine.h"
+#include "exec/sim/cost_model.h"
+#include "mkernel/types.h"
+
+namespace mkernel::cli {
+namespace {
+
+#ifdef MKERNEL_HAS_CUDA
+constexpr bool kCudaBuilt = true;
+#else
+constexpr bool kCudaBuilt = false;
+#endif
+
+std::string compiler() {
+#if defined(__clang__)
+  return "clang " __clang_version__;
+#elif defined(__GNUC__)
+  return "gcc " __VERSION__;
+#else
+  return "unknown";
+#endif
+}
+
+std::vector<std::string> missing(const Machine& machine) {
+  std::vector<std::string> sentences;
+  if (!kCudaBuilt) sentences.push_back("The CUDA part is not in this build: operators run on the CPU and in the simulator.");
+  if (!machine.nvidia_driver) sentences.push_back("No NVIDIA GPU driver was found on this machine.");
+  if (machine.rdma_devices.empty()) {
+    sentences.push_back("No RDMA network device was found on this machine (/sys/class/infiniband is empty).");
+  }
+  return sentences;
+}
+
+}  // namespace
+
+ExitCode info_command(const InfoArgs& args, Console& console) {
+  const Machine machine = inspect_machine();
+  std::vector<std::string_view> operators;
+  for (int i = 0; i < kOpCount; ++i) operators.push_back(op_name(static_cast<Op>(i)));
+  const std::vector<std::string_view> devices = {"host", "sim"};
+  const std::vector<std::string_view> transports = {"local"};
+  if (args.json) {
+    console.json({{"ok", true},
+                  {"command", "info"},
+                  {"version", version_text()},
+                  {"compiler", compiler()},
+                  {"cpu", machine.cpu},
+                  {"cores", machine.cores},
+                  {"memory_bytes", machine.memory_bytes},
+                  {"available_bytes", machine.available_bytes},
+                  {"cuda_built", kCudaBuilt},
+                  {"nvidia_driver", machine.nvidia_driver},
+                  {"rdma_devices", machine.rdma_devices},
+                  {"operators", operators},
+                  {"devices", devices},
+                  {"transports", transports},
+                  {"presets", preset_names()},
+                  {"missing", missing(machine)}});
+    return ExitCode::kGood;
+  }
+  std::ostream& out = console.out();
+  out << fmt::format("{}, built with {}\n", version_text(), compiler());
+  out << fmt::format("  machine     {}, {} core{}, {} of {} memory available\n", machine.cpu, machine.cores,
+                     machine.cores == 1 ? "" : "s", format_bytes(static_cast<double>(machine.available_bytes)),
+                     format_bytes(static_cast<double>(machine.memory_bytes)));
+  out << fmt::format("  operators   {}\n", fmt::join(operators, ", "));
+  out << fmt::format("  devices     host (CPU threads stand for SMs), sim (virtual time)\n");
+  out << fmt::format("  transports  local (all ranks in one process, behind a link model)\n");
+  out << fmt::format("  presets     {}\n", fmt::join(preset_names(), ", "));
+  if (!machine.rdma_devices.empty()) out << fmt::format("  RDMA        {}\n", fmt::join(machine.rdma_devices, ", "));
+  for (const std::string& sentence : missing(machine)) out << "  " << sentence << "\n";
+  out << std::flush;
+  return ExitCode::kGood;
+}
+
+}  // namespace mkernel::cli

@@ -1,0 +1,278 @@
+// The public Operator: validates, plans, and hands over to the host executor or the simulator.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "exec/sim/simulator.h"
+#include "mkernel/mkernel.h"
+#include "ops/check_arguments.h"
+#include "ops/gemm_spec.h"
+#include "plan/print.h"
+#include "world/world_impl.h"
+
+namespace mkernel {
+namespace {
+
+// What one core does at least: fp32 arithmetic with vectors of 128 bits or more, copies through the cache, and a
+// microsecond or two to find and finish a task. Only ratios matter.
+constexpr RoleCosts kHostCosts{20, 4, 2000};
+
+Partition partition_for(const WorldOptions& options, const Plan& plan, const RoleCosts& costs) {
+  return options.partition == Partition{} ? choose_partition(plan, options.sms, costs) : options.partition;
+}
+
+// With few SMs none may be left for communication, which then would begin when all arithmetic is done. On the host one
+// SM of each rank always looks for it first; it computes as well when there is none.
+Partition host_partition_for(const WorldOptions& options, const Plan& plan) {
+  Partition partition = partition_for(options, plan, kHostCosts);
+  if (options.partition != Partition{} || partition.intra + partition.recv > 0) return partition;
+  --partition.compute;
+  ++(plan.lanes(Role::kIntra) > 0 ? partition.intra : partition.recv);
+  return partition;
+}
+
+std::int64_t bytes_bound(const Plan& plan) {
+  std::int64_t bytes = 0;
+  for (std::int32_t rank = 0; rank < plan.topo().world(); ++rank) bytes += plan.network_bytes(rank);
+  return bytes;
+}
+
+// Bytes that creating the operator on the host takes: every rank's workspace and every SM's scratch.
+std::int64_t host_bytes(const Plan& plan, int sms) {
+  const Tiling& tiling = plan.spec().tiling;
+  const std::int64_t panels = 2 * std::int64_t{tiling.bm} * tiling.bn;
+  const std::int64_t operands = (std::int64_t{tiling.bm} + tiling.bn) * std::min(plan.gemm_k(0), kGemmPanelK);
+  const std::int64_t scratch = 4 * (panels + operands) * sms;
+  return (HeapLayout(plan).bytes() + scratch) * plan.topo().world();
+}
+
+// The cost model of a simulated world: H200 nodes, with the caller's link where one is given.
+CostModel cost_model(const WorldOptions& options) {
+  CostModel cost = find_preset("h200x8-ib").value();
+  if (options.link.gigabytes_per_s > 0) cost.net_bytes_per_ns = options.link.gigabytes_per_s;
+  if (options.link.latency_us > 0) cost.net_ns = static_cast<Nanos>(options.link.latency_us * 1e3);
+  cost.unordered = cost.unordered || options.link.unordered;
+  return cost;
+}
+
+std::vector<TraceEvent> to_trace(const RunLog& log, const Plan& plan, int sms) {
+  Nanos first = kNever;
+  for (const auto& sm : log.events) {
+    if (!sm.empty()) first = std::min(first, sm.front().begin_ns);
+  }
+  const auto micros = [&](Nanos t) { return static_cast<double>(t - first) * 1e-3; };
+  std::vector<TraceEvent> trace;
+  for (std::size_t i = 0; i < log.events.size(); ++i) {
+    const auto rank = static_cast<std::int32_t>(i / static_cast<std::size_t>(sms));
+    const int sm = static_cast<int>(i % static_cast<std::size_t>(sms));
+    for (const RunLog::Event& event : log.events[i]) {
+      const Task task = plan.task(rank, event.role, event.lane, event.index);
+      trace.push_back({describe_task(plan, rank, event.role, event.lane, event.index, task), rank, sm,
+                       micros(event.begin_ns), micros(event.end_ns)});
+    }
+  }
+  for (const RunLog::PutEvent& put : log.puts()) {
+    const Task task = plan.task(put.rank, Role::kSend, put.id.lane, put.id.index);
+    trace.push_back({describe_task(plan, put.rank, Role::kSend, put.id.lane, put.id.index, task), put.rank,
+                     1000 + put.node, micros(put.begin_ns), micros(put.end_ns)});
+  }
+  return trace;
+}
+
+}  // namespace
+
+class Operator::Impl {
+ public:
+  Impl(std::shared_ptr<World::Impl> owner, const GemmOptions& options, const PlanSpec& spec)
+      : world(std::move(owner)), fused(options.fused), source(std::make_shared<PlanSource>(Plan(spec))) {}
+  ~Impl() {
+    if (host != nullptr) world->executor->remove_operator(host);
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  const Plan& plan() const { return source->plan(); }
+  RunReport new_report() const;
+  Status create_host();
+  Result<RunReport> run_host(std::span<const GemmArguments> arguments, bool trace);
+  Result<RunReport> run_sim(std::span<const GemmArguments> arguments, bool trace);
+  Status check_rank(int rank) const;
+
+  const std::shared_ptr<World::Impl> world;
+  const bool fused;
+  const std::shared_ptr<const PlanSource> source;
+  Partition partition;
+  HostOperator* host = nullptr;  // owned by the executor; null on Device::kSim
+  std::mutex trace_mutex;        // one traced run at a time
+  std::mutex sim_mutex;          // guards the epochs, and keeps simulated runs apart
+  std::uint64_t sim_epochs = 0;
+};
+
+RunReport Operator::Impl::new_report() const {
+  RunReport report;
+  report.network_bytes_bound = bytes_bound(plan());
+  report.workspace_bytes = HeapLayout(plan()).bytes();
+  report.partition = partition;
+  return report;
+}
+
+Status Operator::Impl::create_host() {
+  partition = host_partition_for(world->options, plan());
+  const std::int64_t wanted = host_bytes(plan(), world->options.sms);
+  const std::int64_t available = world->memory_limit();
+  if (wanted > available) {
+    return Error{ErrorKind::kOutOfMemory,
+                 fmt::format("{} of {} x {} x {} on {} ranks needs {} bytes of workspace, and {} are available",
+                             op_name(plan().spec().op), plan().spec().m, plan().spec().n, plan().spec().k,
+                             plan().topo().world(), wanted, available)};
+  }
+  HostOperatorConfig config;
+  config.source = source;
+  config.partition = partition;
+  config.sms = world->options.sms;
+  config.fused = fused;
+  config.start_epoch = world->hooks.start_epoch;
+  config.workspace_fill = world->hooks.workspace_fill;
+  Result<HostOperator*> added = world->executor->add_operator(config);
+  if (!added.ok()) return added.error();
+  host = *added;
+  return Ok{};
+}
+
+Result<RunReport> Operator::Impl::run_host(std::span<const GemmArguments> arguments, bool trace) {
+  if (world->failure().happened()) return world->failure().later_error();
+  std::unique_lock<std::mutex> traced(trace_mutex, std::defer_lock);
+  const std::int32_t ranks = plan().topo().world();
+  auto log = std::make_shared<RunLog>(ranks, world->options.sms, trace);
+  if (trace) {
+    traced.lock();
+    host->set_trace(log);
+  }
+  const std::int64_t bytes_before = host->network_bytes.load(std::memory_order_relaxed);
+  const Nanos begin = steady_now();
+  Status status = world->executor->launch_all(host, arguments, log);
+  const bool started = status.ok() || world->failure().happened();
+  for (std::int32_t rank = 0; started && rank < ranks; ++rank) {
+    // Also after a failure, since other ranks' threads may still be at work on the caller's memory.
+    const Status waited = world->executor->wait(host, rank);
+    if (status.ok() && !waited.ok()) status = waited;
+  }
+  if (trace) host->set_trace(nullptr);
+  if (!status.ok()) return status.error();
+  RunReport report = new_report();
+  report.time_us = static_cast<double>(*std::max_element(log->end_ns.begin(), log->end_ns.end()) - begin) * 1e-3;
+  report.tasks = log->tasks.load(std::memory_order_relaxed);
+  report.network_bytes = host->network_bytes.load(std::memory_order_relaxed) - bytes_before;
+  if (trace) report.trace = to_trace(*log, plan(), world->options.sms);
+  return report;
+}
+
+Result<RunReport> Operator::Impl::run_sim(std::span<const GemmArguments> arguments, bool trace) {
+  std::lock_guard<std::mutex> lock(sim_mutex);
+  if (world->failure().happened()) return world->failure().later_error();
+  SimOptions options;
+  options.topo = world->topo;
+  options.sms = world->options.sms;
+  options.cost = cost_model(world->options);
+  options.partition = partition;
+  options.seed = world->options.seed;
+  options.fused = fused;
+  options.trace = trace;
+  options.ring_depth = world->options.ring_depth;
+  options.deadline_s = world->options.deadline_s;
+  options.warn_s = world->options.warn_s;
+  options.inject.start_epoch = world->hooks.start_epoch + sim_epochs;
+  const PlanSource* const operators[] = {source.get()};
+  const SimCall calls[] = {{0, {arguments.begin(), arguments.end()}}};
+  SimReport sim = simulate(options, operators, calls);
+  ++sim_epochs;
+  if (world->options.on_warning) {
+    for (const std::string& warning : sim.warnings) world->options.on_warning(warning);
+  }
+  if (sim.error) {
+    world->fail(*sim.error);
+    return *sim.error;
+  }
+  RunReport report = new_report();
+  report.time_us = static_cast<double>(sim.time_ns) * 1e-3;
+  report.tasks = sim.tasks;
+  report.network_bytes = sim.network_bytes;
+  if (!sim.partitions.empty()) report.partition = sim.partitions[0];
+  report.trace = std::move(sim.trace);
+  return report;
+}
+
+Status Operator::Impl::check_rank(int rank) const {
+  if (host == nullptr)
+    return bad_argument("launch() and wait() need a world on Device::kHost; on Device::kSim use run()");
+  if (rank < 0 || rank >= plan().topo().world()) {
+    return bad_argument(fmt::format("rank is {}: it must be 0 to {}", rank, plan().topo().world() - 1));
+  }
+  return Ok{};
+}
+
+Result<Operator> Operator::create(World& world, const GemmOptions& options) {
+  const std::shared_ptr<World::Impl>& owner = world.impl();
+  if (owner->failure().happened()) return owner->failure().later_error();
+  const Result<PlanSpec> spec = make_gemm_spec(owner->topo, options);
+  if (!spec.ok()) return spec.error();
+  auto impl = std::make_shared<Impl>(owner, options, *spec);
+  if (owner->executor) {
+    if (Status status = impl->create_host(); !status.ok()) return status.error();
+  } else {
+    if (owner->sim_operators.fetch_add(1) >= kMaxOperatorsPerWorld) {
+      return bad_argument(
+          fmt::format("this world has made {} operators, and no world can make more: create another "
+                      "world",
+                      kMaxOperatorsPerWorld));
+    }
+    impl->partition = partition_for(owner->options, impl->plan(), cost_model(owner->options).role_costs());
+  }
+  return Operator(std::move(impl));
+}
+
+Operator::Operator(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Operator::Operator(Operator&&) noexcept = default;
+Operator& Operator::operator=(Operator&&) noexcept = default;
+Operator::~Operator() = default;
+
+MatrixShape Operator::a_shape(int rank) const {
+  if (rank < 0 || rank >= impl_->plan().topo().world()) return {};
+  const Plan::Extent extent = impl_->plan().a_extent(rank);
+  return {extent.rows, extent.cols};
+}
+
+MatrixShape Operator::b_shape(int rank) const {
+  if (rank < 0 || rank >= impl_->plan().topo().world()) return {};
+  const Plan::Extent extent = impl_->plan().b_extent(rank);
+  return {extent.rows, extent.cols};
+}
+
+MatrixShape Operator::c_shape(int rank) const {
+  if (rank < 0 || rank >= impl_->plan().topo().world()) return {};
+  const Plan::Extent extent = impl_->plan().c_extent(rank);
+  return {extent.rows, extent.cols};
+}
+
+std::int64_t Operator::workspace_bytes() const { return HeapLayout(impl_->plan()).bytes(); }
+
+Result<RunReport> Operator::run(std::span<const GemmArguments> arguments, bool trace) {
+  if (Status status = check_arguments(impl_->plan(), arguments); !status.ok()) return status.error();
+  return impl_->host != nullptr ? impl_->run_host(arguments, trace) : impl_->run_sim(arguments, trace);
+}
+
+Status Operator::launch(int rank, const GemmArguments& arguments) {
+  if (Status status = impl_->check_rank(rank); !status.ok()) return status;
+  if (Status status = check_rank_arguments(impl_->plan(), rank, arguments); !status.ok()) return status;
+  return impl_->world->executor->launch(impl_->host, rank, arguments);
+}
+
+Status Operator::wait(int rank) {
+  if (Status status = impl_->check_rank(rank); !status.ok()) return status;
+  return impl_->world->executor->wait(impl_->host, rank);
+}
+
+}  // namespace mkernel

@@ -1,0 +1,11 @@
+// From what a caller asks for to what decides a plan.
+#pragma once
+#include "mkernel/mkernel.h"
+#include "plan/spec.h"
+
+namespace mkernel {
+
+// A valid spec, with the tiling that was asked for and the rest chosen. Errors: kBadArgument.
+Result<PlanSpec> make_gemm_spec(const Topology& topo, const GemmOptions& options);
+
+}  // namespace mkernel

@@ -31,7 +31,8 @@ constexpr std::string_view kOpHelp =
     "all_gather_gemm (ag_gemm), gemm_reduce_scatter (gemm_rs) or\ngemm_all_reduce (gemm_ar)";
 
 constexpr std::string_view kUnits =
-    "Sizes are whole numbers, with k for x 1024 and m for x 1024 x 1024. MiB are 2^20 bytes, GB/s 10^9 bytes per second.\n"
+    "Sizes are whole numbers, with k for x 1024 and m for x 1024 x 1024. MiB are 2^20 bytes, GB/s 10^9 bytes per "
+    "second.\n"
     "Exit code: 0 good, 1 a check failed, 2 bad arguments (nothing was started), 3 the run failed.";
 
 // Stores what `parse` makes of the text in `target`.
@@ -144,9 +145,10 @@ Result<Command> parse_run(std::span<const std::string> args) {
   bool want_check = false;
   bool unfused = false;
 
-  OptionSet options("mkernel run OP [options]",
-                    "Runs an operator with real data on this machine: all ranks in this process, threads instead of SMs\n"
-                    "(or virtual time), the network behind a link model. Checks the result against fp64.");
+  OptionSet options(
+      "mkernel run OP [options]",
+      "Runs an operator with real data on this machine: all ranks in this process, threads instead of SMs\n"
+      "(or virtual time), the network behind a link model. Checks the result against fp64.");
   add_operator(options, run.problem);
   add_problem(options, run.problem, kHostDefaults);
   options.group("where and how");
@@ -167,12 +169,14 @@ Result<Command> parse_run(std::span<const std::string> args) {
                 "balanced        as slow as the arithmetic: the unfused computation is timed\n"
                 "                first, then the busiest rank's network gets the same time",
                 into(link, [](const std::string& text) { return parse_link("--link", text); }));
-  options.value("--ring-depth", "COUNT", "network commands in flight per destination node, a power of two\nup to 65536 [256]",
+  options.value("--ring-depth", "COUNT",
+                "network commands in flight per destination node, a power of two\nup to 65536 [256]",
                 count_into("--ring-depth", world.ring_depth, 1, 65536));
   options.value("--deadline", "SECONDS", "a wait that lasts longer fails the run, 0.001 to 1e6 [600]",
                 into(world.deadline_s,
                      [](const std::string& text) { return parse_number("--deadline", text, 1e-3, 1e6, "seconds"); }));
-  options.value("--repeat", "COUNT", "timed runs; the median is shown [5]", count_into("--repeat", run.repeat, 1, 1'000'000));
+  options.value("--repeat", "COUNT", "timed runs; the median is shown [5]",
+                count_into("--repeat", run.repeat, 1, 1'000'000));
   options.flag("--unfused", "communication and GEMM one after the other, same tasks", &unfused);
   options.flag("--compare", "fused and unfused in turn, and their ratio", &run.compare);
   options.group("data");
@@ -263,9 +267,10 @@ Result<Command> parse_sim(std::span<const std::string> args) {
   ExploreArgs explore;
   bool all = false;
 
-  OptionSet options("mkernel sim OP [options]\n       mkernel sim OP|all --seeds FIRST:COUNT [--inject LIST] [--json]",
-                    "Runs a plan in virtual time, from 1 to 65536 ranks: how long it would take on a cluster. With --seeds\n"
-                    "it looks for mistakes instead: small random worlds with real data, faults and a race detector.");
+  OptionSet options(
+      "mkernel sim OP [options]\n       mkernel sim OP|all --seeds FIRST:COUNT [--inject LIST] [--json]",
+      "Runs a plan in virtual time, from 1 to 65536 ranks: how long it would take on a cluster. With --seeds\n"
+      "it looks for mistakes instead: small random worlds with real data, faults and a race detector.");
   options.positional("OP", std::string(kOpHelp) + "; with --seeds also all", [&](const std::string& text) -> Status {
     all = text == "all";
     if (all) return Ok{};
@@ -285,11 +290,13 @@ Result<Command> parse_sim(std::span<const std::string> args) {
                   sim.preset = names[*index];
                   return Ok{};
                 });
-  options.value("--sms", "COUNT", "SMs of a rank that the operator may use [132]", count_into("--sms", sim.sms, 1, kMaxSms));
+  options.value("--sms", "COUNT", "SMs of a rank that the operator may use [132]",
+                count_into("--sms", sim.sms, 1, kMaxSms));
   options.value("--partition", "C,I,R", "SMs that first compute, copy and reduce in the node, and receive;\n"
                                         "they add up to --sms [chosen from the plan]",
                 into(sim.partition, [](const std::string& text) { return parse_partition("--partition", text); }));
-  options.value("--ring-depth", "COUNT", "network commands in flight per destination node, a power of two\nup to 65536 [256]",
+  options.value("--ring-depth", "COUNT",
+                "network commands in flight per destination node, a power of two\nup to 65536 [256]",
                 count_into("--ring-depth", sim.ring_depth, 1, 65536));
   options.value("--deadline", "SECONDS", "a wait that lasts longer (in virtual time) fails the run, 0.001 to 1e6 [600]",
                 into(sim.deadline_s,
@@ -334,7 +341,8 @@ Result<Command> parse_sim(std::span<const std::string> args) {
     return Command(std::move(explore));
   }
   if (all) return bad_argument("operator 'all' wants --seeds FIRST:COUNT here: without it, name one operator");
-  if (options.given("--inject")) return bad_argument("--inject wants --seeds FIRST:COUNT: faults are drawn from a seed");
+  if (options.given("--inject"))
+    return bad_argument("--inject wants --seeds FIRST:COUNT: faults are drawn from a seed");
   if (options.given("--fill") && !sim.data) return bad_argument("--fill wants --data: without it no data is moved");
   note_given(options, sim.problem);
   const auto cost = find_preset(sim.preset);
@@ -355,7 +363,8 @@ Result<Command> parse_plan(std::span<const std::string> args) {
                     "Prints what one rank does: every lane of every role, what each task waits for, does and signals.");
   add_operator(options, plan.problem);
   options.group("what is shown");
-  options.value("--rank", "RANK", "whose plan, from 0 to N x G - 1 [0]", count_into("--rank", plan.rank, 0, kMaxRanks - 1));
+  options.value("--rank", "RANK", "whose plan, from 0 to N x G - 1 [0]",
+                count_into("--rank", plan.rank, 0, kMaxRanks - 1));
   options.value("--tasks", "COUNT", "tasks of a lane that are shown, first and last [8]",
                 count_into("--tasks", plan.tasks, 0, kMaxInt));
   options.flag("--json", "one JSON object on stdout, nothing else", &plan.json);
@@ -383,11 +392,12 @@ Result<Command> parse_verify(std::span<const std::string> args) {
   VerifyArgs verify;
   ProblemArgs problem = problem_defaults(kHostDefaults);
   bool all = false;
-  OptionSet options("mkernel verify OP [options]\n       mkernel verify all [--json]",
-                    "Proves by enumeration that a plan is right: every byte of C is written once, signals and waits balance,\n"
-                    "no partition of SMs can deadlock, no call overwrites what another still needs, and the network carries\n"
-                    "no byte more than the operator needs. `all` proves the standard cases: all operators, many worlds and "
-                    "shapes.");
+  OptionSet options(
+      "mkernel verify OP [options]\n       mkernel verify all [--json]",
+      "Proves by enumeration that a plan is right: every byte of C is written once, signals and waits balance,\n"
+      "no partition of SMs can deadlock, no call overwrites what another still needs, and the network carries\n"
+      "no byte more than the operator needs. `all` proves the standard cases: all operators, many worlds and "
+      "shapes.");
   options.positional("OP", std::string(kOpHelp) + ", or all", [&](const std::string& text) -> Status {
     all = text == "all";
     if (all) return Ok{};

@@ -21,7 +21,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   MK_CHECK(code == 0 || code == 2);
   MK_CHECK(out.str().empty());
   MK_CHECK_OP(std::count(message.begin(), message.end(), '\n'), ==, code == 2 ? 1 : 0);
-  const bool printable = std::all_of(message.begin(), message.end(), [](char c) { return c == '\n' || (c >= 0x20 && c < 0x7f); });
+  const bool printable =
+      std::all_of(message.begin(), message.end(), [](char c) { return c == '\n' || (c >= 0x20 && c < 0x7f); });
   MK_CHECK(printable);
   MK_CHECK(message.size() < 2000);
   return 0;

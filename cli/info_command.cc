@@ -31,7 +31,8 @@ std::string compiler() {
 
 std::vector<std::string> missing(const Machine& machine) {
   std::vector<std::string> sentences;
-  if (!kCudaBuilt) sentences.push_back("The CUDA part is not in this build: operators run on the CPU and in the simulator.");
+  if (!kCudaBuilt)
+    sentences.push_back("The CUDA part is not in this build: operators run on the CPU and in the simulator.");
   if (!machine.nvidia_driver) sentences.push_back("No NVIDIA GPU driver was found on this machine.");
   if (machine.rdma_devices.empty()) {
     sentences.push_back("No RDMA network device was found on this machine (/sys/class/infiniband is empty).");

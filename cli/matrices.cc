@@ -65,7 +65,9 @@ Matrices::Bytes Matrices::allocate(std::int64_t rows, std::int64_t cols, Dtype d
 }
 
 double Matrices::bytes_needed(const PlanSpec& spec) {
-  const auto area = [](std::int64_t rows, std::int64_t cols) { return static_cast<double>(rows) * static_cast<double>(cols); };
+  const auto area = [](std::int64_t rows, std::int64_t cols) {
+    return static_cast<double>(rows) * static_cast<double>(cols);
+  };
   const double copies = c_on_every_rank(spec) ? spec.topo.world() : 1;
   return static_cast<double>(dtype_bytes(spec.dtype)) *
          (area(spec.m, spec.k) + area(spec.k, spec.n) + copies * area(spec.m, spec.n));
@@ -130,7 +132,8 @@ std::uint64_t Matrices::digest() const {
 
 std::optional<int> Matrices::first_different_rank() const {
   for (std::size_t rank = 1; rank < c_.size(); ++rank) {
-    if (c_[0].size > 0 && std::memcmp(c_[0].data.get(), c_[rank].data.get(), c_[0].size) != 0) return static_cast<int>(rank);
+    if (c_[0].size > 0 && std::memcmp(c_[0].data.get(), c_[rank].data.get(), c_[0].size) != 0)
+      return static_cast<int>(rank);
   }
   return std::nullopt;
 }
@@ -146,7 +149,8 @@ std::vector<std::int64_t> Matrices::rows_to_check(const PlanSpec& spec) {
   std::vector<std::int64_t> rows;
   for (std::int64_t i = 0; i < count; ++i) {
     // Evenly spread from the first row to the last.
-    rows.push_back(count == spec.m ? i : i * ((spec.m - 1) / (count - 1)) + i * ((spec.m - 1) % (count - 1)) / (count - 1));
+    rows.push_back(count == spec.m ? i
+                                   : i * ((spec.m - 1) / (count - 1)) + i * ((spec.m - 1) % (count - 1)) / (count - 1));
   }
   return rows;
 }
@@ -177,8 +181,9 @@ Result<InputHeaders> read_headers(const std::filesystem::path& folder) {
   const auto b = read_header(folder / "B.npy");
   if (!b) return b.error();
   if (a->cols != b->rows) {
-    return bad_argument(fmt::format("A.npy is {} x {} and B.npy is {} x {} in {}: the columns of A must be the rows of B",
-                                    a->rows, a->cols, b->rows, b->cols, quote(folder.string())));
+    return bad_argument(
+        fmt::format("A.npy is {} x {} and B.npy is {} x {} in {}: the columns of A must be the rows of B", a->rows,
+                    a->cols, b->rows, b->cols, quote(folder.string())));
   }
   InputHeaders headers{a->rows, b->cols, a->cols, std::nullopt, std::string(npy_descr(a->type))};
   if (a->type == b->type) {

@@ -91,9 +91,10 @@ class RunSession {
     }
     if (!args_.problem.dtype_given) {
       if (!headers->dtype) {
-        return bad_argument(fmt::format("the files in {} hold {}: give --dtype bf16, fp16 or fp32 to say what they are to "
-                                        "be rounded to",
-                                        args_.input.string(), headers->type_names));
+        return bad_argument(
+            fmt::format("the files in {} hold {}: give --dtype bf16, fp16 or fp32 to say what they are to "
+                        "be rounded to",
+                        args_.input.string(), headers->type_names));
       }
       gemm().dtype = *headers->dtype;
     } else if (headers->dtype != gemm().dtype) {
@@ -107,10 +108,12 @@ class RunSession {
     if (const Status status = check_writable_file("--trace", args_.trace); !status) return status;
     MemoryNeed need;
     need.matrices = Matrices::bytes_needed(spec_);
-    need.workspace = static_cast<double>(workspace_bytes(spec_)) * spec_.topo.world() * static_cast<double>(variants_.size());
+    need.workspace =
+        static_cast<double>(workspace_bytes(spec_)) * spec_.topo.world() * static_cast<double>(variants_.size());
     // Tile scratch of every thread (exec/tile_math.h: two panels and two accumulators, twice for Eigen's own).
     const double tile = spec_.tiling.bm * spec_.tiling.bn + (spec_.tiling.bm + spec_.tiling.bn) * kGemmPanelK;
-    const double threads = static_cast<double>(spec_.topo.world()) * (args_.world.device == Device::kHost ? args_.world.sms : 1);
+    const double threads =
+        static_cast<double>(spec_.topo.world()) * (args_.world.device == Device::kHost ? args_.world.sms : 1);
     need.other = threads * tile * 4 * 4;
     if (const Status status = check_memory(need); !status) return status;
     bound_ = network_bound(spec_);  // takes time in proportion to the chunks, so only for what fits into memory
@@ -244,10 +247,12 @@ class RunSession {
   std::string link_text() const {
     const Link& link = args_.world.link;
     if (spec_.topo.nodes == 1) return "none: one node";
-    std::string text = link.gigabytes_per_s == 0 ? "as fast as memory allows"
-                                                 : fmt::format("{:.4g} GB/s per GPU and direction", link.gigabytes_per_s);
+    std::string text = link.gigabytes_per_s == 0
+                           ? "as fast as memory allows"
+                           : fmt::format("{:.4g} GB/s per GPU and direction", link.gigabytes_per_s);
     text += fmt::format(", {:.4g} us{}", link.latency_us, link.unordered ? ", unordered" : "");
-    if (compute_us_) text += fmt::format(" (balanced: the bytes take as long as the arithmetic, {})", format_us(*compute_us_));
+    if (compute_us_)
+      text += fmt::format(" (balanced: the bytes take as long as the arithmetic, {})", format_us(*compute_us_));
     return text;
   }
 

@@ -144,7 +144,8 @@ class SimSession {
                        describe_world(spec_.topo), spec_.topo.world(), args_.preset, args_.sms, args_.seed);
     out << "  problem   " << describe_problem(spec_) << "\n";
     const Partition& partition = variants_[0].report.partitions.at(0);
-    out << fmt::format("  SMs       {} compute, {} intra, {} recv\n", partition.compute, partition.intra, partition.recv);
+    out << fmt::format("  SMs       {} compute, {} intra, {} recv\n", partition.compute, partition.intra,
+                       partition.recv);
     for (const Variant& variant : variants_) {
       out << fmt::format("  {:<9} {}, {} per GPU\n", variant.name, format_us(us(variant)),
                          format_flops(flops_per_s(variant)));

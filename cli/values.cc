@@ -117,9 +117,10 @@ std::string one_of(std::span<const std::string_view> names) {
 
 Result<std::int64_t> parse_size(std::string_view option, std::string_view text) {
   const auto refuse = [&] {
-    return bad_argument(fmt::format("{} is {}: it must be a whole number from 0 to 2^55, such as 4096 or 4k (k is x 1024, "
-                                    "m is x 1024 x 1024)",
-                                    option, quote(text)));
+    return bad_argument(
+        fmt::format("{} is {}: it must be a whole number from 0 to 2^55, such as 4096 or 4k (k is x 1024, "
+                    "m is x 1024 x 1024)",
+                    option, quote(text)));
   };
   std::string_view digits = text;
   std::int64_t unit = 1;
@@ -221,9 +222,10 @@ Result<LinkChoice> parse_link(std::string_view option, std::string_view text) {
   if (text == "efa") return LinkChoice{{50, 15, true}, false};
   const auto refuse = [&] {
     static constexpr std::array<std::string_view, 4> kNames = {"none", "ib", "efa", "balanced"};
-    return bad_argument(fmt::format("{} is {}: it must be none, ib, efa, balanced or GBPS[:LATENCY_US][:unordered], such "
-                                    "as 50:2, with GBPS from 0 to 1e6 and LATENCY_US from 0 to 1e9{}",
-                                    option, quote(text), suggestion(text, kNames)));
+    return bad_argument(
+        fmt::format("{} is {}: it must be none, ib, efa, balanced or GBPS[:LATENCY_US][:unordered], such "
+                    "as 50:2, with GBPS from 0 to 1e6 and LATENCY_US from 0 to 1e9{}",
+                    option, quote(text), suggestion(text, kNames)));
   };
   std::vector<std::string_view> parts = split(text, ':');
   LinkChoice choice;

@@ -138,7 +138,8 @@ Status write_trace(const std::filesystem::path& path, std::span<const TraceEvent
   const auto fail = [&](int error) {
     std::error_code ignored;
     std::filesystem::remove(temporary, ignored);
-    return Error{ErrorKind::kIo, fmt::format("the trace {} cannot be written: {}", path.string(), std::strerror(error))};
+    return Error{ErrorKind::kIo,
+                 fmt::format("the trace {} cannot be written: {}", path.string(), std::strerror(error))};
   };
 
   errno = 0;

@@ -50,8 +50,8 @@ std::vector<float> small_integers(std::int64_t rows, std::int64_t cols, int seed
   return values;
 }
 
-std::vector<float> plain_product(const std::vector<float>& a, const std::vector<float>& b, std::int64_t m, std::int64_t n,
-                                 std::int64_t k) {
+std::vector<float> plain_product(const std::vector<float>& a, const std::vector<float>& b, std::int64_t m,
+                                 std::int64_t n, std::int64_t k) {
   std::vector<float> c(static_cast<std::size_t>(m * n));
   for (std::int64_t i = 0; i < m; ++i) {
     for (std::int64_t j = 0; j < n; ++j) {
@@ -67,7 +67,8 @@ std::vector<float> plain_product(const std::vector<float>& a, const std::vector<
 
 void save(const fs::path& file, const std::vector<float>& values, std::int64_t rows, std::int64_t cols, Dtype dtype) {
   std::vector<std::uint16_t> halves;
-  for (const float value : values) halves.push_back(dtype == Dtype::kBf16 ? float_to_bf16(value) : float_to_fp16(value));
+  for (const float value : values)
+    halves.push_back(dtype == Dtype::kBf16 ? float_to_bf16(value) : float_to_fp16(value));
   const void* data = dtype == Dtype::kFp32 ? static_cast<const void*>(values.data()) : halves.data();
   const Status status = write_npy(file, npy_type_of(dtype), rows, cols, data, cols);
   ASSERT_TRUE(status) << status.error().message;
@@ -199,7 +200,8 @@ TEST_F(ProgramTest, HostAndSimulatorWriteTheSameBits) {
 }
 
 TEST_F(ProgramTest, TracesHoldEveryTaskOfEveryRank) {
-  for (const char* line : {"run gemm_ar --m 64 --n 64 --k 64 --repeat 1 --trace ", "sim gemm_ar --m 512 --n 512 --trace "}) {
+  for (const char* line :
+       {"run gemm_ar --m 64 --n 64 --k 64 --repeat 1 --trace ", "sim gemm_ar --m 512 --n 512 --trace "}) {
     const json result = run_json(line + path("trace.json"));
     std::ifstream file(path("trace.json"));
     const json trace = json::parse(file);
@@ -263,7 +265,8 @@ TEST_F(ProgramTest, InfoNamesWhatIsMissing) {
   EXPECT_EQ(result["operators"].size(), 3u);
   EXPECT_GT(result["cores"].get<int>(), 0);
   EXPECT_GT(result["memory_bytes"].get<std::int64_t>(), 0);
-  EXPECT_EQ(result["missing"].size() >= 1, !result["nvidia_driver"] || result["rdma_devices"].empty() || !result["cuda_built"]);
+  EXPECT_EQ(result["missing"].size() >= 1,
+            !result["nvidia_driver"] || result["rdma_devices"].empty() || !result["cuda_built"]);
 }
 
 TEST_F(ProgramTest, ADeadlineThatPassesIsARunThatFailed) {
@@ -281,7 +284,8 @@ TEST_F(ProgramTest, ADeadlineThatPassesIsARunThatFailed) {
 // The program's own process: arguments arrive, streams and the exit code leave.
 TEST_F(ProgramTest, TheExecutableHandsOnExitCodesAndStreams) {
   const auto execute = [&](const std::string& arguments) {
-    const std::string command = std::string(MKERNEL_CLI_EXE) + " " + arguments + " >" + path("out") + " 2>" + path("err");
+    const std::string command =
+        std::string(MKERNEL_CLI_EXE) + " " + arguments + " >" + path("out") + " 2>" + path("err");
     const int status = std::system(command.c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   };

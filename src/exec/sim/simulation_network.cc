@@ -24,8 +24,9 @@ void Simulation::step_proxy(std::int32_t rank) {
   r.proxy_at = kNever;
   if (r.dead) return;
   Proxy& proxy = *proxies_[rank];
-  while (proxy.step(now_)) {
-  }
+  do {
+    proxy.step(now_);
+  } while (proxy.next_event() <= now_);
   if (proxy.failure()) return fail(ErrorKind::kPeerLost, proxy.failure()->message());
   if (!r.blocked.empty()) {
     const std::vector<std::int32_t> blocked = std::exchange(r.blocked, {});

@@ -68,7 +68,9 @@ Status OptionSet::refuse_unknown(std::span<const std::string> unknown) const {
     return bad_argument(fmt::format("option {} is not known here{}; --help lists what is", quote(name),
                                     suggestion(name, names)));
   }
-  return bad_argument(fmt::format("argument {} is one too many: the form is {}", quote(unknown[0]), usage_));
+  // The first form is enough: a message is one line.
+  return bad_argument(fmt::format("argument {} is one too many: the form is {}", quote(unknown[0]),
+                                  usage_.substr(0, usage_.find('\n'))));
 }
 
 Status OptionSet::refuse_missing(const Option& option) {

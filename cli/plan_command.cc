@@ -4,7 +4,6 @@
 #include "cli/commands.h"
 #include "cli/problem.h"
 #include "cli/report.h"
-#include "exec/abort.h"
 #include "ops/gemm_spec.h"
 #include "plan/print.h"
 #include "plan/tiling.h"

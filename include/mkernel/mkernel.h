@@ -123,8 +123,8 @@ class World {
   const WorldOptions& options() const;
   // Makes every rank leave every call with an error that quotes `reason`. The world cannot be used afterwards.
   void abort(const std::string& reason);
-  // The last 1024 operations of a rank, one line each, oldest first; also after a failure. Empty on Device::kSim and for
-  // a rank that does not exist.
+  // The last 1024 operations of a rank, one line each, oldest first; also after a failure. Empty on Device::kSim and
+  // for a rank that does not exist.
   std::string flight_record(int rank) const;
 
   class Impl;

@@ -13,10 +13,9 @@ namespace mkernel {
 
 }  // namespace mkernel
 
-#define MK_CHECK(cond) \
-  ((cond) ? void(0) : ::mkernel::check_failed(__FILE__, __LINE__, #cond, 0, 0))
+#define MK_CHECK(cond) ((cond) ? void(0) : ::mkernel::check_failed(__FILE__, __LINE__, #cond, 0, 0))
 // Compares two integers and prints both when the comparison does not hold.
-#define MK_CHECK_OP(a, op, b)              \
-  (((a)op(b)) ? void(0)                    \
+#define MK_CHECK_OP(a, op, b)                                                                             \
+  (((a)op(b)) ? void(0)                                                                                   \
               : ::mkernel::check_failed(__FILE__, __LINE__, #a " " #op " " #b, static_cast<long long>(a), \
                                         static_cast<long long>(b)))

@@ -47,8 +47,8 @@ inline constexpr std::size_t kNpyMaxHeaderBytes = 12 + 65535;
 
 struct NpyHeader {
   NpyType type = NpyType::kF32;
-  bool fortran = false;         // the file holds column after column
-  int dims = 2;                 // 1 or 2; a vector of n elements counts as one row
+  bool fortran = false;  // the file holds column after column
+  int dims = 2;          // 1 or 2; a vector of n elements counts as one row
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   std::size_t data_offset = 0;  // bytes from the beginning of the file
@@ -93,8 +93,7 @@ Status write_npy(const std::filesystem::path& path, NpyType type, std::int64_t r
 
 // The matrix's elements as `dtype`, row-major and packed; each is rounded once, to nearest even. Same types keep their
 // bits. The second form reuses the matrix's memory where it can.
-Result<std::vector<std::byte>> npy_to_dtype(const NpyMatrix& matrix, Dtype dtype,
-                                            U2Meaning u2 = U2Meaning::kUnknown);
+Result<std::vector<std::byte>> npy_to_dtype(const NpyMatrix& matrix, Dtype dtype, U2Meaning u2 = U2Meaning::kUnknown);
 Result<std::vector<std::byte>> npy_to_dtype(NpyMatrix&& matrix, Dtype dtype, U2Meaning u2 = U2Meaning::kUnknown);
 
 }  // namespace mkernel

@@ -1,7 +1,6 @@
 // The record that the first rank to notice a failure leaves, and the sentence it becomes.
 #pragma once
 #include <string>
-#include <string_view>
 
 #include "mkernel/result.h"
 #include "plan/plan.h"
@@ -38,9 +37,6 @@ bool first_missing(const Wait& wait, std::uint32_t use, ValueOf value, AbortReco
   }
   return false;
 }
-
-// "compute", "intra", "send" or "recv".
-std::string_view role_name(Role role);
 
 // One sentence, for example: "rank 3 waited 600.0 s in gemm_all_reduce, epoch 4, role recv lane 0 task 17, for arrival,
 // chunk/node 5/1 (flag 90) from rank 7: wanted 1, seen 0".

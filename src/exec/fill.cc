@@ -48,8 +48,7 @@ void store(const OutMatrix& out, std::int64_t offset, std::uint64_t random, Fill
     return;
   }
   const std::uint16_t bits = out.dtype == Dtype::kBf16 ? float_to_bf16(value) : float_to_fp16(value);
-  static_cast<std::uint16_t*>(out.data)[offset] =
-      kind == Fill::kBits ? static_cast<std::uint16_t>(random >> 48) : bits;
+  static_cast<std::uint16_t*>(out.data)[offset] = kind == Fill::kBits ? static_cast<std::uint16_t>(random >> 48) : bits;
 }
 
 }  // namespace

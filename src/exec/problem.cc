@@ -93,7 +93,8 @@ float Problem::expected(std::int64_t row, std::int64_t col) const {
   const auto product = [&](std::int64_t begin, std::int64_t end) {
     float sum = 0;
     for (std::int64_t k = begin; k < end; ++k) {
-      sum += a_values_[static_cast<std::size_t>(row * spec.k + k)] * b_values_[static_cast<std::size_t>(k * spec.n + col)];
+      sum +=
+          a_values_[static_cast<std::size_t>(row * spec.k + k)] * b_values_[static_cast<std::size_t>(k * spec.n + col)];
     }
     return sum;
   };

@@ -73,9 +73,7 @@ Rounding rounding_to(Dtype dtype) {
 }
 
 // rho of step 2, for any sum of magnitude up to `limit`.
-double rounding_error(double limit, const Rounding& to) {
-  return std::max(to.unit * limit, std::min(limit, to.eta));
-}
+double rounding_error(double limit, const Rounding& to) { return std::max(to.unit * limit, std::min(limit, to.eta)); }
 
 double load(const ConstMatrix& m, std::int64_t row, std::int64_t col) {
   const std::int64_t offset = row * m.row_stride + col * m.col_stride;
@@ -100,8 +98,14 @@ struct Sums {
 class BlockCheck {
  public:
   BlockCheck(const ReferenceSpec& spec, std::span<const std::int64_t> rows, std::int64_t col, std::int64_t cols)
-      : spec_(spec), rows_(rows), col_(col), cols_(cols), height_(static_cast<std::int64_t>(rows.size())),
-        partial_(rounding_to(spec.partial)), total_(height_, cols), may_overflow_(Block::Zero(height_, cols)) {}
+      : spec_(spec),
+        rows_(rows),
+        col_(col),
+        cols_(cols),
+        height_(static_cast<std::int64_t>(rows.size())),
+        partial_(rounding_to(spec.partial)),
+        total_(height_, cols),
+        may_overflow_(Block::Zero(height_, cols)) {}
 
   void run(const ConstMatrix& a, const ConstMatrix& b) {
     const int nodes = spec_.split_k ? spec_.nodes : 1;
@@ -276,8 +280,8 @@ CheckReport check_rows(const ReferenceSpec& spec, const ConstMatrix& a, const Co
   Verdict verdict(spec.out);
   const auto row_count = static_cast<std::int64_t>(rows.size());
   for (std::int64_t r = 0; r < row_count; r += kRowBlock) {
-    const auto block_rows = rows.subspan(static_cast<std::size_t>(r),
-                                         static_cast<std::size_t>(std::min(kRowBlock, row_count - r)));
+    const auto block_rows =
+        rows.subspan(static_cast<std::size_t>(r), static_cast<std::size_t>(std::min(kRowBlock, row_count - r)));
     for (std::int64_t c = 0; c < spec.n; c += kColBlock) {
       const std::int64_t cols = std::min(kColBlock, spec.n - c);
       BlockCheck check(spec, block_rows, c, cols);

@@ -61,9 +61,9 @@ class Matrix {
 
 // What goes wrong in an emulated run.
 struct Fault {
-  int missing = -1;      // this rank's partial is not added
-  int twice = -1;        // this rank's partial is added twice
-  bool coarse = false;   // partials are rounded to bf16 whatever the spec says
+  int missing = -1;     // this rank's partial is not added
+  int twice = -1;       // this rank's partial is added twice
+  bool coarse = false;  // partials are rounded to bf16 whatever the spec says
 };
 
 Matrix sum(const std::vector<Matrix>& terms, Dtype dtype) {
@@ -121,8 +121,10 @@ Matrix input_b(const ReferenceSpec& spec, Fill kind = Fill::kUniform) {
 
 // The worlds, types and forms that most tests go through.
 std::vector<ReferenceSpec> specs(std::int64_t m, std::int64_t n, std::int64_t k) {
-  const Dtype types[][3] = {{Dtype::kBf16, Dtype::kBf16, Dtype::kBf16}, {Dtype::kBf16, Dtype::kFp32, Dtype::kBf16},
-                            {Dtype::kFp16, Dtype::kFp16, Dtype::kFp16}, {Dtype::kFp16, Dtype::kFp32, Dtype::kFp16},
+  const Dtype types[][3] = {{Dtype::kBf16, Dtype::kBf16, Dtype::kBf16},
+                            {Dtype::kBf16, Dtype::kFp32, Dtype::kBf16},
+                            {Dtype::kFp16, Dtype::kFp16, Dtype::kFp16},
+                            {Dtype::kFp16, Dtype::kFp32, Dtype::kFp16},
                             {Dtype::kFp32, Dtype::kFp32, Dtype::kFp32}};
   const int worlds[][2] = {{1, 1}, {1, 2}, {1, 5}, {3, 1}, {2, 2}, {2, 3}, {4, 2}};
   std::vector<ReferenceSpec> all;
@@ -314,8 +316,8 @@ TEST(Reference, NanAndInfinityMustAppearWhereTheyBelongAndNowhereElse) {
     const struct {
       std::int64_t row, col;
       float value;
-    } wrong[] = {{1, 2, 0.5f}, {1, 2, kInf}, {2, 3, 1}, {2, 3, kNan}, {2, 3, -good.value(2, 3)}, {4, 4, kNan},
-                 {4, 4, kInf}};
+    } wrong[] = {{1, 2, 0.5f}, {1, 2, kInf}, {2, 3, 1}, {2, 3, kNan}, {2, 3, -good.value(2, 3)},
+                 {4, 4, kNan}, {4, 4, kInf}};
     for (const auto& w : wrong) {
       Matrix out = good;
       out.set(w.row, w.col, w.value);

@@ -31,7 +31,8 @@ Partition choose_partition(const Plan& plan, int sms, const RoleCosts& costs) {
   const PlanSpec& spec = plan.spec();
   const std::int32_t gpus = spec.topo.gpus;
   const std::int32_t nodes = spec.topo.nodes;
-  const double out = static_cast<double>(spec.m) * static_cast<double>(spec.n) * static_cast<double>(dtype_bytes(spec.dtype));
+  const double out =
+      static_cast<double>(spec.m) * static_cast<double>(spec.n) * static_cast<double>(dtype_bytes(spec.dtype));
   const double part =
       static_cast<double>(spec.m) * static_cast<double>(spec.n) * static_cast<double>(dtype_bytes(spec.partial));
   const double gather =
@@ -89,9 +90,10 @@ Status validate_partition(const Partition& partition, int sms) {
   if (partition == Partition{}) return Ok{};
   if (partition.compute < 0 || partition.intra < 0 || partition.recv < 0 ||
       partition.compute + partition.intra + partition.recv != sms) {
-    return bad_argument(fmt::format("partition {},{},{} (compute,intra,recv) must be three numbers of 0 or more that add "
-                                    "up to the {} SMs of a rank",
-                                    partition.compute, partition.intra, partition.recv, sms));
+    return bad_argument(
+        fmt::format("partition {},{},{} (compute,intra,recv) must be three numbers of 0 or more that add "
+                    "up to the {} SMs of a rank",
+                    partition.compute, partition.intra, partition.recv, sms));
   }
   return Ok{};
 }

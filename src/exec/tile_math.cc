@@ -87,8 +87,8 @@ struct Block8 {
 // Packs columns [col, col + cols) and rows [row, row + rows) of `from`, row-major without gaps, for a matrix whose
 // columns are contiguous (row_stride 1).
 template <class E>
-void pack_transposed(const ConstMatrix& from, std::int64_t row, std::int64_t rows, std::int64_t col,
-                     std::int64_t cols, float* __restrict to) {
+void pack_transposed(const ConstMatrix& from, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols,
+                     float* __restrict to) {
   using Storage = typename E::Storage;
   const std::int64_t block_rows = rows / 8 * 8;
   const std::int64_t block_cols = cols / 8 * 8;
@@ -209,7 +209,7 @@ void copy_elements(const ConstMatrix& in, const OutMatrix& out) {
 }  // namespace
 
 void TileScratch::Free::operator()(float* memory) const {
-  ::operator delete(memory, std::align_val_t{static_cast<std::size_t>(kAlignment)});
+  ::operator delete (memory, std::align_val_t{static_cast<std::size_t>(kAlignment)});
 }
 
 TileScratch::TileScratch(std::int64_t max_rows, std::int64_t max_cols, std::int64_t k)
@@ -226,15 +226,14 @@ TileScratch::TileScratch(std::int64_t max_rows, std::int64_t max_cols, std::int6
   const std::int64_t sum_size = round_up(max_rows * max_cols);
   const std::int64_t product_size = k > kGemmPanelK ? sum_size : 0;
   const auto bytes = static_cast<std::size_t>(a_size + b_size + sum_size + product_size) * sizeof(float);
-  memory_.reset(static_cast<float*>(::operator new(bytes, std::align_val_t{static_cast<std::size_t>(kAlignment)})));
+  memory_.reset(static_cast<float*>(::operator new (bytes, std::align_val_t{static_cast<std::size_t>(kAlignment)})));
   a_panel_ = memory_.get();
   b_panel_ = a_panel_ + a_size;
   sum_ = b_panel_ + b_size;
   if (product_size > 0) product_ = sum_ + sum_size;
 }
 
-void gemm_tile(const ConstMatrix& a, const ConstMatrix& b, const OutMatrix* outs, int out_count,
-               TileScratch& scratch) {
+void gemm_tile(const ConstMatrix& a, const ConstMatrix& b, const OutMatrix* outs, int out_count, TileScratch& scratch) {
   MK_CHECK_OP(a.cols, ==, b.rows);
   check_outs(a.rows, b.cols, outs, out_count);
   if (a.rows == 0 || b.cols == 0) return;

@@ -30,9 +30,18 @@ class Matrix {
     switch (layout) {
       case Layout::kRowMajor: row_stride_ = cols; break;
       case Layout::kPadded: row_stride_ = cols + 3; break;
-      case Layout::kTransposed: row_stride_ = 1; col_stride_ = rows + 1; break;
-      case Layout::kSpread: row_stride_ = 2 * cols + 1; col_stride_ = 2; break;
-      case Layout::kBackwards: row_stride_ = -cols; first += rows * cols; break;
+      case Layout::kTransposed:
+        row_stride_ = 1;
+        col_stride_ = rows + 1;
+        break;
+      case Layout::kSpread:
+        row_stride_ = 2 * cols + 1;
+        col_stride_ = 2;
+        break;
+      case Layout::kBackwards:
+        row_stride_ = -cols;
+        first += rows * cols;
+        break;
     }
     const std::int64_t elements = 2 * (rows + 2) * (cols + 2) + shift;
     memory_.resize(static_cast<std::size_t>(elements * dtype_bytes(dtype)), kCanary);
@@ -170,8 +179,8 @@ TEST(GemmTile, BitsDoNotDependOnStridesForEveryBitPattern) {
     gemm(Matrix(dtype, 24, 20).fill(3, Fill::kBits), Matrix(dtype, 20, 32).fill(4, Fill::kBits), c0);
     for (const Layout layout : kLayouts) {
       Matrix c(Dtype::kFp32, 24, 32, layout, 5);
-      gemm(Matrix(dtype, 24, 20, layout, 3).fill(3, Fill::kBits),
-           Matrix(dtype, 20, 32, layout, 1).fill(4, Fill::kBits), c);
+      gemm(Matrix(dtype, 24, 20, layout, 3).fill(3, Fill::kBits), Matrix(dtype, 20, 32, layout, 1).fill(4, Fill::kBits),
+           c);
       ASSERT_EQ(differences(c, c0), 0) << dtype_name(dtype) << " layout " << static_cast<int>(layout);
     }
   }
@@ -196,10 +205,10 @@ TEST(GemmTile, RoundsTheSumOnceToNearestEven) {
   const struct {
     float x, y, want;
   } cases[] = {
-      {0x1p-8f, 0, 1},                                 // tie: even is below
-      {0x1p-8f, 0x1p-20f, 1 + 0x1p-7f},                // just above the tie; rounded twice it would be 1
-      {0x1p-7f, 0x1p-8f, 1 + 0x1p-6f},                 // tie: even is above
-      {0x1p-7f, 0x1p-8f - 0x1p-16f, 1 + 0x1p-7f},      // just below the tie
+      {0x1p-8f, 0, 1},                             // tie: even is below
+      {0x1p-8f, 0x1p-20f, 1 + 0x1p-7f},            // just above the tie; rounded twice it would be 1
+      {0x1p-7f, 0x1p-8f, 1 + 0x1p-6f},             // tie: even is above
+      {0x1p-7f, 0x1p-8f - 0x1p-16f, 1 + 0x1p-7f},  // just below the tie
   };
   for (const auto& c : cases) {
     Matrix a(Dtype::kFp32, 1, 3);

@@ -278,6 +278,11 @@ class Run {
     }
     proxy_->step(now_);
     MK_CHECK(stamps_.due.empty());
+    // Nothing left to do: then all that was pushed has been posted, where it could be.
+    if (proxy_->next_event() != kNever || !reserved_.empty() || !endpoint_.in_flight.empty()) return;
+    for (int peer = 0; peer < kPeers; ++peer) {
+      MK_CHECK(endpoint_.pushed[peer].empty() || endpoint_.silent || endpoint_.lost[peer] || bad_[peer]);
+    }
   }
 
   void drop() {

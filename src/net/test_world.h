@@ -1,6 +1,8 @@
 // For tests of the network: heaps, rings, proxies and a network for all ranks, driven in virtual time by one thread.
 // The heaps check the contract: when a stamp appears, every byte of its put must be there.
 #pragma once
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -336,5 +338,42 @@ class TestWorld {
   std::vector<std::unique_ptr<Proxy>> proxies_;
   std::map<std::uint32_t, Operator> operators_;
 };
+
+inline LinkModel slow_link() {
+  LinkModel link;
+  link.bytes_per_ns = 0.5;
+  link.latency_ns = 3'000;
+  return link;
+}
+inline LinkModel jittery_link() {
+  LinkModel link = slow_link();
+  link.jitter_ns = 20'000;
+  return link;
+}
+inline LinkModel unordered_link(int pieces) {
+  LinkModel link = jittery_link();
+  link.unordered = true;
+  link.pieces = pieces;
+  return link;
+}
+
+inline void expect_all_delivered(TestWorld& world) {
+  EXPECT_EQ(world.heaps.wrong, std::vector<std::string>{});
+  EXPECT_EQ(world.heaps.open(), 0) << "puts that never arrived";
+  EXPECT_EQ(world.heaps.stamps(), world.pushed);
+  EXPECT_EQ(world.heaps.landed_bytes(), world.pushed_bytes);
+  const ProxyStats total = world.total();
+  EXPECT_EQ(total.records, world.pushed);
+  EXPECT_EQ(total.posts, world.pushed);
+  EXPECT_EQ(total.sent, world.pushed);
+  EXPECT_EQ(total.failed, 0);
+  EXPECT_EQ(total.bytes, world.pushed_bytes);
+  for (std::int32_t rank = 0; rank < world.topo().world(); ++rank) {
+    EXPECT_TRUE(world.proxy(rank).idle()) << "rank " << rank;
+    EXPECT_FALSE(world.proxy(rank).failure()) << world.proxy(rank).failure()->message();
+    EXPECT_EQ(world.proxy(rank).next_event(), kNever);
+    EXPECT_EQ(world.network().bytes_sent(rank), world.proxy(rank).stats().bytes);
+  }
+}
 
 }  // namespace mkernel

@@ -65,6 +65,26 @@ TEST(Sequence, TwoHundredCallsWithFreshDataAndRanksOutOfStepAreAllExact) {
   }
 }
 
+TEST(Sequence, ARanksOutputIsFinalWhenThatRankAloneHasBeenWaitedFor) {
+  for (const Shape& shape : {Shape{1, 3}, Shape{2, 2}}) {
+    World world = make_world(world_of(shape.nodes, shape.gpus, 1));
+    for (const Op op : kOps) {
+      // Odd numbers of tiles, so that some ranks have more to do than others: in gemm_all_reduce for the C of all.
+      const GemmOptions options = small_tiles(op, 60, 60, 60);
+      Operator gemm = make_operator(world, options);
+      Problem problem(gemm, options, world.size(), 1);
+      for (int call = 0; call < 60; ++call) {
+        const int rank = call % world.size();
+        problem.c(rank).clear();
+        for (int r = 0; r < world.size(); ++r) ASSERT_TRUE(succeeded(gemm.launch(r, problem.arguments(r))));
+        ASSERT_TRUE(succeeded(gemm.wait(rank)));
+        ASSERT_TRUE(problem.rank_is_exact(rank)) << case_name(options, shape) << ", call " << call;
+        for (int r = 0; r < world.size(); ++r) ASSERT_TRUE(succeeded(gemm.wait(r)));
+      }
+    }
+  }
+}
+
 TEST(Sequence, AChainOfTwoOperatorsOnTheSameBuffersWaitsForALateRank) {
   // H = gather(X) W1 by all_gather_gemm, Y = H W2 by gemm_reduce_scatter, then Y is the next X: all without the host.
   constexpr int kRounds = 60;

@@ -56,6 +56,8 @@ class TestMatrix {
     return load(memory_.data() + offset_ + element * dtype_bytes(dtype_), dtype_);
   }
   void fill(std::byte value) { std::fill(memory_.begin(), memory_.end(), value); }
+  // Back to how it was made; no sum of integers has the value of the guard.
+  void clear() { fill(kGuard); }
   const std::vector<std::byte>& bytes() const { return memory_; }
 
   // Whether all bytes that are no element still hold the guard value.

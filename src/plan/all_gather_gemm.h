@@ -2,8 +2,8 @@
 //
 // intra copies own chunks of A into the own gather buffer, where the network reads them, then into those of the node's
 // other GPUs; send puts them on the rail peer of every other node, recv hands arrived chunks on to the node, compute
-// takes tiles in the order in which their rows are expected. A chunk is one network write but several copies ("pieces"), so that several SMs
-// carry it. Every chunk is signalled on every rank, also when it holds no rows.
+// takes tiles in the order in which their rows are expected. A chunk is one network write but several copies
+// ("pieces"), so that several SMs carry it. Every chunk is signalled on every rank, also when it holds no rows.
 //
 // Flags number nodes relative to the waiting rank: step j is the node whose chunks arrive j-th, 0 the own node.
 //   here   (G > 1)  counter per (step, gpu, chunk): the chunk is in the gather buffer; `pieces` raises
@@ -16,11 +16,11 @@ namespace mkernel {
 
 struct AllGatherGemmPlan {
   PlanSpec spec;
-  std::int64_t chunks = 1;          // chunks per shard
-  std::int64_t pieces = 1;          // copies per chunk
-  std::int64_t tile_rows = 1;       // tile rows per chunk
-  std::int64_t tile_cols = 1;       // tile columns, of the rank with the most columns
-  std::int64_t pitch = 0;           // elements per row of the gather buffer
+  std::int64_t chunks = 1;     // chunks per shard
+  std::int64_t pieces = 1;     // copies per chunk
+  std::int64_t tile_rows = 1;  // tile rows per chunk
+  std::int64_t tile_cols = 1;  // tile columns, of the rank with the most columns
+  std::int64_t pitch = 0;      // elements per row of the gather buffer
 
   MK_HD static constexpr AllGatherGemmPlan make(const PlanSpec& spec) {
     AllGatherGemmPlan plan;
@@ -96,7 +96,8 @@ struct AllGatherGemmPlan {
     }
     if (flag < staged_base()) {
       const std::int64_t i = flag - rail_base();
-      const std::int32_t owner = topo.rank_of(node_at(self, static_cast<std::int32_t>(i / chunks) + 1), topo.gpu_of(rank));
+      const std::int32_t owner =
+          topo.rank_of(node_at(self, static_cast<std::int32_t>(i / chunks) + 1), topo.gpu_of(rank));
       return {"arrival of A, shard/chunk", owner, i % chunks, owner};
     }
     return {"staged chunk of A, shard/chunk", rank, flag - staged_base(), rank};
@@ -129,7 +130,9 @@ struct AllGatherGemmPlan {
   MK_HD constexpr std::uint32_t rail_flag(std::int32_t step, std::int64_t c) const {
     return static_cast<std::uint32_t>(rail_base() + (step - 1) * chunks + c);
   }
-  MK_HD constexpr std::uint32_t staged_flag(std::int64_t c) const { return static_cast<std::uint32_t>(staged_base() + c); }
+  MK_HD constexpr std::uint32_t staged_flag(std::int64_t c) const {
+    return static_cast<std::uint32_t>(staged_base() + c);
+  }
   // Copies into the own gather buffer; they come first, so that the network starts at once.
   MK_HD constexpr std::int64_t stagings() const { return spec.topo.nodes > 1 ? chunks * pieces : 0; }
 

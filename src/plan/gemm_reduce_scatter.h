@@ -10,8 +10,8 @@ namespace mkernel {
 
 struct GemmReduceScatterPlan {
   PlanSpec spec;
-  std::int64_t tiles = 1;        // tile slots per shard
-  std::int64_t chunks = 1;       // chunks per shard
+  std::int64_t tiles = 1;           // tile slots per shard
+  std::int64_t chunks = 1;          // chunks per shard
   std::int64_t shard_elements = 0;  // of the largest shard
 
   MK_HD static constexpr GemmReduceScatterPlan make(const PlanSpec& spec) {

@@ -102,7 +102,9 @@ struct SendId {
   std::int32_t lane = 0;
   std::int64_t index = 0;
 };
-MK_HD constexpr std::int64_t send_id(const Plan& plan, SendId id) { return id.index * plan.lanes(Role::kSend) + id.lane; }
+MK_HD constexpr std::int64_t send_id(const Plan& plan, SendId id) {
+  return id.index * plan.lanes(Role::kSend) + id.lane;
+}
 MK_HD constexpr SendId send_of(const Plan& plan, std::int64_t id) {
   const std::int32_t lanes = plan.lanes(Role::kSend);
   return {static_cast<std::int32_t>(id % lanes), id / lanes};

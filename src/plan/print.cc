@@ -11,16 +11,6 @@
 namespace mkernel {
 namespace {
 
-std::string_view role_text(Role role) {
-  switch (role) {
-    case Role::kCompute: return "compute";
-    case Role::kIntra: return "intra";
-    case Role::kSend: return "send";
-    case Role::kRecv: return "recv";
-  }
-  return "?";
-}
-
 // "512 B", "20.0 KiB", "1.5 MiB".
 std::string bytes_text(std::int64_t bytes) {
   if (bytes < 1024) return fmt::format("{} B", bytes);
@@ -202,7 +192,7 @@ void print_lane(const PlanSource& source, std::int32_t rank, Role role, std::int
   const std::int64_t tail = count > max_tasks ? max_tasks / 3 : 0;
   const std::int64_t head = count > max_tasks ? max_tasks - tail : count;
   auto to = std::back_inserter(out);
-  fmt::format_to(to, "\n{}[{}]: {} task{}\n", role_text(role), lane, count, count == 1 ? "" : "s");
+  fmt::format_to(to, "\n{}[{}]: {} task{}\n", role_name(role), lane, count, count == 1 ? "" : "s");
   const auto print_tasks = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       fmt::format_to(to, "{:>8}  {}\n", i, work_text(plan, rank, source.task(rank, role, lane, i)));
@@ -229,8 +219,18 @@ std::string_view buffer_name(Buffer buffer) {
   return "?";
 }
 
+std::string_view role_name(Role role) {
+  switch (role) {
+    case Role::kCompute: return "compute";
+    case Role::kIntra: return "intra";
+    case Role::kSend: return "send";
+    case Role::kRecv: return "recv";
+  }
+  return "?";
+}
+
 std::string task_name(std::int32_t rank, Role role, std::int32_t lane, std::int64_t index) {
-  return fmt::format("rank {} {}[{}] task {}", rank, role_text(role), lane, index);
+  return fmt::format("rank {} {}[{}] task {}", rank, role_name(role), lane, index);
 }
 
 std::string describe_flag(const Plan& plan, std::int32_t rank, std::uint32_t flag) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <string_view>
 
 #include "plan/plan.h"
 
@@ -10,6 +11,9 @@ namespace mkernel {
 
 // "C", "partial", "node sum" and so on.
 std::string_view buffer_name(Buffer buffer);
+
+// "compute", "intra", "send" or "recv".
+std::string_view role_name(Role role);
 
 // "rank 3 recv[0] task 17".
 std::string task_name(std::int32_t rank, Role role, std::int32_t lane, std::int64_t index);

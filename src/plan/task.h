@@ -35,7 +35,7 @@ enum class Buffer : std::uint8_t {
 inline constexpr int kBufferCount = 8;
 
 // Waits until every one of the `span` flags from `flag` on, in the waiting rank's own heap, has reached
-// use * count (signed distance, so flags may wrap). A counter has span 1; a range of stamps has count 1.
+// use * count (signed distance, so flags may wrap). Counters of a range share one count; stamps have count 1.
 struct Wait {
   std::uint32_t flag = 0;
   std::uint32_t span = 0;  // 0: no wait

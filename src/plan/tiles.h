@@ -27,7 +27,7 @@ struct Tiling {
   std::int32_t chunk_tiles = 8;   // tiles per network write (GEMM+RS, GEMM+AR)
   std::int32_t chunk_rows = 512;  // rows of A per copy and network write (AG+GEMM); a multiple of bm
   std::int32_t copy_rows = 64;    // rows of A that one copy moves; a chunk is one network write but several copies
-  std::int32_t pitch_align = 1;   // the row pitch of gathered A is a multiple of this many elements (TMA wants 16 bytes)
+  std::int32_t pitch_align = 1;  // the row pitch of gathered A is a multiple of this many elements (TMA wants 16 bytes)
 };
 
 // The tiles of a rows x cols matrix. There is always at least one tile, so that an empty matrix still has a task

@@ -9,10 +9,10 @@ namespace {
 
 constexpr std::int64_t kChunkBytes = 512 * 1024;  // bandwidth wants 256 KiB-1 MiB (design.md, "chunk")
 constexpr std::int64_t kChunkBytesMin = 128 * 1024;
-constexpr std::int64_t kCopyBytes = 64 * 1024;    // one SM reads it once and writes it G times: 7 us at G = 8
-constexpr std::int64_t kTilesWanted = 256;        // about two tiles for each SM of a large GPU
+constexpr std::int64_t kCopyBytes = 64 * 1024;  // one SM reads it once and writes it G times: 7 us at G = 8
+constexpr std::int64_t kTilesWanted = 256;      // about two tiles for each SM of a large GPU
 constexpr std::int64_t kMaxTasks = (std::int64_t{1} << 31) - 1;
-constexpr std::int64_t kMaxSends = std::int64_t{1} << 24;  // the task field of a command record
+constexpr std::int64_t kMaxSends = std::int64_t{1} << 24;     // the task field of a command record
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 55;  // leaves room for byte offsets and parity in 63 bits
 constexpr std::int32_t kMaxWorld = 1 << 16;
 
@@ -72,9 +72,10 @@ Tiling choose_tiling(const PlanSpec& spec) {
 Status validate(const PlanSpec& spec) {
   const auto& [nodes, gpus] = spec.topo;
   if (nodes < 1 || gpus < 1 || std::int64_t{nodes} * gpus > kMaxWorld) {
-    return bad_argument(fmt::format("a world of {} nodes x {} GPUs is not possible: both must be at least 1 and their "
-                                    "product at most {}",
-                                    nodes, gpus, kMaxWorld));
+    return bad_argument(
+        fmt::format("a world of {} nodes x {} GPUs is not possible: both must be at least 1 and their "
+                    "product at most {}",
+                    nodes, gpus, kMaxWorld));
   }
   const struct {
     const char* name;
@@ -97,7 +98,8 @@ Status validate(const PlanSpec& spec) {
     return bad_argument(
         fmt::format("chunk_rows is {}: it must be a positive multiple of bm = {}", tiling.chunk_rows, tiling.bm));
   }
-  if (tiling.copy_rows < 1) return bad_argument(fmt::format("copy_rows is {}: it must be at least 1", tiling.copy_rows));
+  if (tiling.copy_rows < 1)
+    return bad_argument(fmt::format("copy_rows is {}: it must be at least 1", tiling.copy_rows));
   if (tiling.pitch_align < 1 || tiling.pitch_align > 1024) {
     return bad_argument(fmt::format("pitch_align is {}: it must be 1 to 1024 elements", tiling.pitch_align));
   }
@@ -128,9 +130,10 @@ Status validate(const PlanSpec& spec) {
   const std::int64_t slots = grids(spec) + 1;
   if (!product_fits(grid_rows, grid_cols, kMaxTasks) ||
       !product_fits(grid_rows * grid_cols + tiling.chunk_tiles * std::int64_t{spec.topo.world()}, slots, kMaxTasks)) {
-    return bad_argument(fmt::format("{} x {} x {} cut into {} x {} tiles has more than 2^31 tasks per rank: take larger "
-                                    "tiles",
-                                    spec.m, spec.n, spec.k, tiling.bm, tiling.bn));
+    return bad_argument(
+        fmt::format("{} x {} x {} cut into {} x {} tiles has more than 2^31 tasks per rank: take larger "
+                    "tiles",
+                    spec.m, spec.n, spec.k, tiling.bm, tiling.bn));
   }
   const Plan plan(spec);
   if (spec.op == Op::kAllGatherGemm && !product_fits(spec.topo.world() * ceil_div(tiling.chunk_rows, tiling.copy_rows),
@@ -143,9 +146,10 @@ Status validate(const PlanSpec& spec) {
     const auto role = static_cast<Role>(r);
     for (std::int32_t lane = 0; lane < plan.lanes(role); ++lane) {
       if (plan.count(0, role, lane) <= kMaxTasks) continue;
-      return bad_argument(fmt::format("{} x {} x {} cut into {} x {} tiles and chunks of {} rows has more than 2^31 "
-                                      "tasks per rank: take larger tiles",
-                                      spec.m, spec.n, spec.k, tiling.bm, tiling.bn, tiling.chunk_rows));
+      return bad_argument(
+          fmt::format("{} x {} x {} cut into {} x {} tiles and chunks of {} rows has more than 2^31 "
+                      "tasks per rank: take larger tiles",
+                      spec.m, spec.n, spec.k, tiling.bm, tiling.bn, tiling.chunk_rows));
     }
   }
   std::int64_t sends = 0;
@@ -153,9 +157,10 @@ Status validate(const PlanSpec& spec) {
     sends = max_of(sends, plan.count(0, Role::kSend, lane) + 1);
   }
   if (sends * plan.lanes(Role::kSend) > kMaxSends) {
-    return bad_argument(fmt::format("{} network writes per rank are more than the 2^24 that a command record can name: "
-                                    "take larger chunks (chunk_tiles = {}, chunk_rows = {})",
-                                    sends * plan.lanes(Role::kSend), tiling.chunk_tiles, tiling.chunk_rows));
+    return bad_argument(
+        fmt::format("{} network writes per rank are more than the 2^24 that a command record can name: "
+                    "take larger chunks (chunk_tiles = {}, chunk_rows = {})",
+                    sends * plan.lanes(Role::kSend), tiling.chunk_tiles, tiling.chunk_rows));
   }
   return Ok{};
 }

@@ -252,6 +252,13 @@ TEST_F(ProgramTest, PlanShowsTheLanesOfARank) {
   EXPECT_NE(run("plan gemm_ar --rank 3").out.find("rank 3"), std::string::npos);
 }
 
+TEST_F(ProgramTest, SizesAreMultipliedByTheirSuffix) {
+  const json result = run_json("plan gemm_ar --m 3k --n 2M --k 5 --tasks 0");
+  EXPECT_EQ(result["m"], 3072);
+  EXPECT_EQ(result["n"], 2097152);
+  EXPECT_EQ(result["k"], 5);
+}
+
 TEST_F(ProgramTest, VerifyProvesOnePlan) {
   const json result = run_json("verify gemm_rs --nodes 3 --gpus 2 --m 100 --n 50 --k 20");
   EXPECT_EQ(result["ok"], true);

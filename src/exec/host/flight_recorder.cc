@@ -6,7 +6,7 @@
 #include <iterator>
 #include <string_view>
 
-#include "exec/abort.h"
+#include "plan/print.h"
 
 namespace mkernel {
 namespace {

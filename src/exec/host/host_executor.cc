@@ -72,13 +72,13 @@ HostExecutor::HostExecutor(const HostExecutorOptions& options)
     shared_.streams.push_back(std::make_unique<Stream>(rank, options.sms));
   }
   if (options.topo.nodes > 1) {
-    network_ = std::make_unique<HostNetwork>(shared_, options.link, options.ring_depth);
+    network_ = std::make_unique<HostNetwork>(shared_, options.link, options.ring_depth, network_threads(options));
     shared_.network = network_.get();
   }
 }
 
 void HostExecutor::start_threads() {
-  if (network_) network_->start(network_threads(options_));
+  if (network_) network_->start();
   sms_.reserve(static_cast<std::size_t>(options_.topo.world()) * options_.sms);
   for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) {
     for (int index = 0; index < options_.sms; ++index) {

@@ -50,7 +50,7 @@ void HostLanding::stamp(std::int32_t rank, std::uint32_t number, std::int64_t fl
   shared_.flag_raised(rank, now);
 }
 
-HostNetwork::HostNetwork(HostShared& shared, const LinkModel& link, int ring_depth)
+HostNetwork::HostNetwork(HostShared& shared, const LinkModel& link, int ring_depth, int thread_count)
     : shared_(shared),
       landing_(shared),
       network_(shared.topo.world(), link, &landing_,
@@ -72,13 +72,13 @@ HostNetwork::HostNetwork(HostShared& shared, const LinkModel& link, int ring_dep
     }
     proxies_.push_back(std::make_unique<Proxy>(config));
   }
-}
-
-void HostNetwork::start(int thread_count) {
   for (int i = 0; i < thread_count; ++i) {
     workers_.push_back(std::make_unique<Worker>());
-    for (std::int32_t rank = i; rank < shared_.topo.world(); rank += thread_count) workers_[i]->ranks.push_back(rank);
+    for (std::int32_t rank = i; rank < topo.world(); rank += thread_count) workers_[i]->ranks.push_back(rank);
   }
+}
+
+void HostNetwork::start() {
   for (auto& worker : workers_) worker->thread = std::thread([this, w = worker.get()] { run(*w); });
 }
 

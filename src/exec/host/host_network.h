@@ -32,13 +32,14 @@ class HostLanding : public Landing {
 
 class HostNetwork {
  public:
-  HostNetwork(HostShared& shared, const LinkModel& link, int ring_depth);
+  // `thread_count` threads divide the ranks among them.
+  HostNetwork(HostShared& shared, const LinkModel& link, int ring_depth, int thread_count);
   ~HostNetwork() { join(); }
   HostNetwork(const HostNetwork&) = delete;
   HostNetwork& operator=(const HostNetwork&) = delete;
 
   // Throws std::system_error when the system has no more threads.
-  void start(int thread_count);
+  void start();
   // shared.stop is set, or the world has failed. Afterwards nothing arrives any more.
   void join();
   // Makes sleeping threads look again.

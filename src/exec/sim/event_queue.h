@@ -1,6 +1,6 @@
-// The simulator's agenda: a radix heap (Ahuja, Mehlhorn, Orlin, Tarjan: Faster algorithms for the shortest path problem,
-// JACM 1990). Virtual time never goes back, so events can be kept in buckets by the highest bit in which their time
-// differs from now; all work is on runs of consecutive memory, which a world of 1024 GPUs needs.
+// The simulator's agenda: a radix heap (Ahuja, Mehlhorn, Orlin, Tarjan: Faster algorithms for the shortest path
+// problem, JACM 1990). Virtual time never goes back, so events can be kept in buckets by the highest bit in which their
+// time differs from now; all work is on runs of consecutive memory, which a world of 1024 GPUs needs.
 #pragma once
 #include <array>
 #include <bit>
@@ -47,7 +47,8 @@ class EventQueue {
  private:
   // 0 for events of the current time, else one more than the highest bit that differs.
   std::size_t bucket_of(Nanos time) const {
-    return static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(time) ^ static_cast<std::uint64_t>(now_)));
+    return static_cast<std::size_t>(
+        std::bit_width(static_cast<std::uint64_t>(time) ^ static_cast<std::uint64_t>(now_)));
   }
 
   // Moves on to the earliest time: its bucket is dealt out to lower ones.

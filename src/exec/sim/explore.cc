@@ -13,8 +13,8 @@
 namespace mkernel {
 namespace {
 
-constexpr std::string_view kNames[] = {"shuffle", "delay", "reorder", "slow", "withhold",
-                                       "late",    "die",   "again",   "wrap", "shallow", "long"};
+constexpr std::string_view kNames[] = {"shuffle", "delay", "reorder", "slow",    "withhold", "late",
+                                       "die",     "again", "wrap",    "shallow", "long"};
 constexpr Nanos kMillisecond = 1'000'000;
 constexpr Nanos kSecond = 1'000'000'000;
 
@@ -41,7 +41,8 @@ PlanSpec random_spec(Random& random, Op op, Topology topo) {
     spec.tiling.band = static_cast<std::int32_t>(1 + random.below(4));
     spec.tiling.chunk_tiles = static_cast<std::int32_t>(1 + random.below(5));
     spec.tiling.chunk_rows = spec.tiling.bm * static_cast<std::int32_t>(1 + random.below(3));
-    spec.tiling.copy_rows = static_cast<std::int32_t>(1 + random.below(static_cast<std::uint64_t>(spec.tiling.chunk_rows)));
+    spec.tiling.copy_rows =
+        static_cast<std::int32_t>(1 + random.below(static_cast<std::uint64_t>(spec.tiling.chunk_rows)));
     spec.tiling.pitch_align = random.chance(0.5) ? 8 : 1;
   }
   return spec;
@@ -58,7 +59,8 @@ std::string describe_spec(const PlanSpec& spec) {
   return fmt::format("{} {}x{} m={} n={} k={} {}{} tile {}x{} band {} chunk {}/{} copy {} pitch {}", op_name(spec.op),
                      spec.topo.nodes, spec.topo.gpus, spec.m, spec.n, spec.k, dtype_name(spec.dtype),
                      spec.partial != spec.dtype ? " fp32-partials" : "", spec.tiling.bm, spec.tiling.bn,
-                     spec.tiling.band, spec.tiling.chunk_tiles, spec.tiling.chunk_rows, spec.tiling.copy_rows, spec.tiling.pitch_align);
+                     spec.tiling.band, spec.tiling.chunk_tiles, spec.tiling.chunk_rows, spec.tiling.copy_rows,
+                     spec.tiling.pitch_align);
 }
 
 Partition random_partition(Random& random, int sms) {

@@ -78,8 +78,8 @@ std::string RaceDetector::read(std::size_t process, std::uintptr_t begin, std::u
   for (auto it = cover(begin, end); it != cells_.end() && it->first < end; ++it) {
     Cell& cell = it->second;
     if (cell.written && !ordered(process, cell.write)) return race("read", "write", cell.write);
-    const auto same = std::find_if(cell.reads.begin(), cell.reads.end(),
-                                   [&](const Mark& m) { return m.process == now.process; });
+    const auto same =
+        std::find_if(cell.reads.begin(), cell.reads.end(), [&](const Mark& m) { return m.process == now.process; });
     if (same == cell.reads.end()) {
       cell.reads.push_back(now);
     } else {

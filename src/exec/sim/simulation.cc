@@ -12,7 +12,8 @@ namespace mkernel {
 namespace {
 
 constexpr Nanos kSecond = 1'000'000'000;
-constexpr Nanos kDeathNoticed = 2 * kSecond;  // how soon the world learns that a process is gone (reliability.md: <= 5 s)
+constexpr Nanos kDeathNoticed =
+    2 * kSecond;  // how soon the world learns that a process is gone (reliability.md: <= 5 s)
 
 Nanos seconds(double s) { return static_cast<Nanos>(s * static_cast<double>(kSecond)); }
 
@@ -30,9 +31,8 @@ Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* co
     op.source = source;
     op.plan = source->plan();
     op.layout = HeapLayout(op.plan);
-    op.partition = options_.partition == Partition{}
-                       ? choose_partition(op.plan, options_.sms, cost_.role_costs())
-                       : options_.partition;
+    op.partition = options_.partition == Partition{} ? choose_partition(op.plan, options_.sms, cost_.role_costs())
+                                                     : options_.partition;
     const Servers servers(op.partition, op.plan);
     for (int sm = 0; sm < options_.sms; ++sm) {
       op.first_roles.push_back(servers.first_role(sm));
@@ -186,9 +186,8 @@ void Simulation::control(Control what, std::int32_t rank) {
       for (std::int32_t other = 0; other < world_; ++other) {
         if (!ranks_[other].running || ranks_[other].dead) continue;
         const AbortRecord record = blocked_wait(other);
-        return fail(ErrorKind::kPeerLost,
-                    fmt::format("rank {} died in call {}; {}", rank, r.call,
-                                describe(op_of(ranks_[other]).plan, record)));
+        return fail(ErrorKind::kPeerLost, fmt::format("rank {} died in call {}; {}", rank, r.call,
+                                                      describe(op_of(ranks_[other]).plan, record)));
       }
       return fail(ErrorKind::kPeerLost, fmt::format("rank {} died in call {}", rank, r.call));
     }
@@ -242,8 +241,7 @@ void Simulation::launch(std::int32_t rank) {
 
   // All SMs are free. The withheld ones come when they are given back.
   const bool withheld = options_.inject.withheld_sms > 0 && now_ < options_.inject.withheld_until_ns;
-  const std::int32_t usable =
-      withheld ? std::max(0, options_.sms - options_.inject.withheld_sms) : options_.sms;
+  const std::int32_t usable = withheld ? std::max(0, options_.sms - options_.inject.withheld_sms) : options_.sms;
   for (auto& idle : r.idle) idle.clear();
   for (auto& ready : r.ready) ready.clear();
   for (std::int32_t sm = options_.sms - 1; sm >= 0; --sm) {
@@ -358,8 +356,7 @@ void Simulation::fail(ErrorKind kind, std::string message) {
   done_ = true;
 }
 
-std::string Simulation::name_of(std::int32_t rank, Role role, std::int32_t lane, std::int64_t index,
-                                const Task& task) {
+std::string Simulation::name_of(std::int32_t rank, Role role, std::int32_t lane, std::int64_t index, const Task& task) {
   return describe_task(op_of(ranks_[rank]).plan, rank, role, lane, index, task);
 }
 

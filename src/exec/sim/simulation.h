@@ -44,12 +44,12 @@ class Simulation final : public Landing {
     std::int64_t count = 0;
     Role role = Role::kCompute;
     std::int16_t number = 0;
-    bool open = false;                  // false: gated (unfused), or not of this operator
-    std::int32_t next_waiter = kNobody; // in the list of the flag that it waits for
-    std::uint32_t target = 0;           // what that flag must reach
-    std::uint32_t wait = 0;             // of the task's waits, those before this one are met,
-    std::uint32_t scanned = 0;          // and this many flags of this one
-    Nanos ready_at = 0;                 // when the last of them is visible
+    bool open = false;                   // false: gated (unfused), or not of this operator
+    std::int32_t next_waiter = kNobody;  // in the list of the flag that it waits for
+    std::uint32_t target = 0;            // what that flag must reach
+    std::uint32_t wait = 0;              // of the task's waits, those before this one are met,
+    std::uint32_t scanned = 0;           // and this many flags of this one
+    Nanos ready_at = 0;                  // when the last of them is visible
   };
   struct Sm {
     Task task;
@@ -78,10 +78,10 @@ class Simulation final : public Landing {
     Plan plan;
     HeapLayout layout;
     Partition partition;
-    std::vector<Role> first_roles;             // by SM
-    std::vector<std::array<Role, 3>> orders;   // by SM: where it looks for work
-    std::vector<std::uint64_t> epochs;       // by rank
-    std::vector<std::vector<Flag>> flags;    // by rank
+    std::vector<Role> first_roles;            // by SM
+    std::vector<std::array<Role, 3>> orders;  // by SM: where it looks for work
+    std::vector<std::uint64_t> epochs;        // by rank
+    std::vector<std::vector<Flag>> flags;     // by rank
     std::vector<std::vector<std::byte>> heaps;
     std::unique_ptr<Memory> memory;
     std::unique_ptr<TileScratch> scratch;

@@ -47,8 +47,8 @@ void Simulation::land(const Put& put, std::int64_t begin, std::int64_t bytes) {
       const auto at = [&](std::int32_t rank, std::int64_t offset) {
         return reinterpret_cast<std::uintptr_t>(op.memory->heap(rank) + offset + begin);
       };
-      labels_.push_back(fmt::format("the network write from rank {} to rank {}, epoch {}", put.src_rank, put.dst_rank,
-                                    put.epoch));
+      labels_.push_back(
+          fmt::format("the network write from rank {} to rank {}, epoch {}", put.src_rank, put.dst_rank, put.epoch));
       const std::uint64_t label = labels_.size() - 1;
       const std::uintptr_t src = at(put.src_rank, put.src_offset);
       const std::uintptr_t dst = at(put.dst_rank, put.dst_offset);
@@ -144,7 +144,8 @@ void Simulation::check_access(std::size_t process, const ConstMatrix& matrix, bo
   for (std::int64_t line = 0; line < (together ? 1 : lines); ++line) {
     const std::uintptr_t begin = base + static_cast<std::uintptr_t>(line * stride * size);
     const std::uintptr_t end = begin + line_bytes * static_cast<std::uintptr_t>(together ? lines : 1);
-    const std::string race = write ? races_->write(process, begin, end, label) : races_->read(process, begin, end, label);
+    const std::string race =
+        write ? races_->write(process, begin, end, label) : races_->read(process, begin, end, label);
     if (!race.empty()) {
       return fail(ErrorKind::kCheckFailed, fmt::format("race: {}: {} ({})", who, race, labels_[races_->other_label()]));
     }

@@ -125,7 +125,8 @@ std::int32_t Simulation::take_idle_sm(std::int32_t rank, Role role) {
   Rank& r = ranks_[rank];
   // Own role first, then whoever is idle: compute last, as its SMs are the most.
   const std::size_t own = slot(role);
-  for (const std::size_t s : {own, own == 1 ? std::size_t{2} : std::size_t{1}, own == 0 ? std::size_t{2} : std::size_t{0}}) {
+  for (const std::size_t s :
+       {own, own == 1 ? std::size_t{2} : std::size_t{1}, own == 0 ? std::size_t{2} : std::size_t{0}}) {
     auto& idle = r.idle[s];
     if (idle.empty()) continue;
     if (options_.inject.shuffle) std::swap(idle[random_.below(idle.size())], idle.back());
@@ -237,8 +238,7 @@ Nanos Simulation::duration(const Operator& op, std::int32_t rank, const Task& ta
   if (task.action == Action::kGemm) {
     // A wgmma instruction takes 64 rows and a multiple of 8 columns, however few are wanted.
     const double flops = 2.0 * static_cast<double>(round_up(task.block.rows, 64)) *
-                         static_cast<double>(round_up(task.block.cols, 8)) *
-                         static_cast<double>(op.plan.gemm_k(rank));
+                         static_cast<double>(round_up(task.block.cols, 8)) * static_cast<double>(op.plan.gemm_k(rank));
     ns = static_cast<double>(cost_.tile_ns) + flops * cost_.sms / (cost_.gemm_flops_per_ns * cost_.gemm_efficiency);
   } else {
     std::int64_t bytes = 0;

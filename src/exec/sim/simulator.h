@@ -14,18 +14,18 @@ namespace mkernel {
 
 // What goes wrong on purpose.
 struct Injection {
-  bool shuffle = false;          // ready SMs and simultaneous events in random order, work done early or late in a task
-  double slow_sm = 0;            // probability that an SM is 8 times slower
-  int withheld_sms = 0;          // SMs of every rank that another kernel holds until `withheld_until_ns`
+  bool shuffle = false;  // ready SMs and simultaneous events in random order, work done early or late in a task
+  double slow_sm = 0;    // probability that an SM is 8 times slower
+  int withheld_sms = 0;  // SMs of every rank that another kernel holds until `withheld_until_ns`
   Nanos withheld_until_ns = 0;
-  int late_rank = -1;            // launches `late_ns` after the others
+  int late_rank = -1;  // launches `late_ns` after the others
   Nanos late_ns = 0;
-  int dead_rank = -1;            // stops for good at `dead_ns`
+  int dead_rank = -1;  // stops for good at `dead_ns`
   Nanos dead_ns = 0;
-  double post_again = 0;         // probability that a post fails for the moment
-  Nanos net_jitter_ns = 0;       // extra, random, per network write or piece
-  int net_pieces = 0;            // 0: as the cost model says; else counted-immediate arrivals in so many pieces
-  std::uint64_t start_epoch = 0; // epochs run before the first call; near 2^33 - 3 stamps wrap
+  double post_again = 0;          // probability that a post fails for the moment
+  Nanos net_jitter_ns = 0;        // extra, random, per network write or piece
+  int net_pieces = 0;             // 0: as the cost model says; else counted-immediate arrivals in so many pieces
+  std::uint64_t start_epoch = 0;  // epochs run before the first call; near 2^33 - 3 stamps wrap
 };
 
 struct SimOptions {
@@ -51,8 +51,8 @@ struct SimCall {
 };
 
 struct SimReport {
-  Nanos time_ns = 0;                 // from the first launch to the last completion
-  std::vector<Nanos> call_end_ns;    // when the last rank completed each call
+  Nanos time_ns = 0;               // from the first launch to the last completion
+  std::vector<Nanos> call_end_ns;  // when the last rank completed each call
   std::int64_t tasks = 0;
   std::int64_t events = 0;
   std::int64_t network_bytes = 0;

@@ -135,10 +135,11 @@ TEST(Simulator, BitsDoNotDependOnThePartitionOrTheSeed) {
 // What the dynamic checks are for: each kind of damage must end in a race, a wrong result, or a named wait.
 TEST(Simulator, CatchesADroppedWait) {
   for (const Op op : kOps) {
-    const Damaged source(Plan(small_spec(op, {2, 2})), [](std::int32_t rank, Role role, std::int32_t, std::int64_t index,
-                                                         Task& task) {
-      if (rank == 1 && role == Role::kRecv && index == 1) task.waits[0].span = task.waits[1].span = 0;
-    });
+    const Damaged source(Plan(small_spec(op, {2, 2})),
+                         [](std::int32_t rank, Role role, std::int32_t, std::int64_t index, Task& task) {
+                           if (rank == 1 && role == Role::kRecv && index == 1)
+                             task.waits[0].span = task.waits[1].span = 0;
+                         });
     SimOptions options = checked_options({2, 2});
     options.inject.shuffle = true;
     EXPECT_TRUE(run_three(source, options).bad()) << op_name(op);
@@ -159,10 +160,10 @@ TEST(Simulator, CatchesASendThatDoesNotWaitForItsData) {
 
 TEST(Simulator, NamesTheWaitOfADroppedSignal) {
   for (const Op op : kOps) {
-    const Damaged source(Plan(small_spec(op, {2, 2})), [](std::int32_t rank, Role role, std::int32_t, std::int64_t index,
-                                                         Task& task) {
-      if (rank == 2 && role == Role::kIntra && index == 0) task.signals[0].reach = Reach::kNobody;
-    });
+    const Damaged source(Plan(small_spec(op, {2, 2})),
+                         [](std::int32_t rank, Role role, std::int32_t, std::int64_t index, Task& task) {
+                           if (rank == 2 && role == Role::kIntra && index == 0) task.signals[0].reach = Reach::kNobody;
+                         });
     const Outcome outcome = run_three(source, checked_options({2, 2}));
     ASSERT_TRUE(outcome.error) << op_name(op);
     EXPECT_EQ(outcome.error->kind, ErrorKind::kTimeout);
@@ -172,14 +173,14 @@ TEST(Simulator, NamesTheWaitOfADroppedSignal) {
 
 TEST(Simulator, CatchesTwoTasksThatWriteTheSameTile) {
   for (const Op op : kOps) {
-    const Damaged source(Plan(small_spec(op, {1, 2})), [](std::int32_t, Role role, std::int32_t, std::int64_t index,
-                                                         Task& task) {
-      if (role == Role::kCompute && index == 1) {
-        task.block.row = 0;
-        task.block.col = 0;
-        task.dst_offset = 0;
-      }
-    });
+    const Damaged source(Plan(small_spec(op, {1, 2})),
+                         [](std::int32_t, Role role, std::int32_t, std::int64_t index, Task& task) {
+                           if (role == Role::kCompute && index == 1) {
+                             task.block.row = 0;
+                             task.block.col = 0;
+                             task.dst_offset = 0;
+                           }
+                         });
     EXPECT_TRUE(run_three(source, checked_options({1, 2})).bad()) << op_name(op);
   }
 }

@@ -27,6 +27,7 @@ demo: bootstrap ## build the program and watch it run GEMM + AllReduce over 2 no
 	scripts/demo.sh build/cpu
 
 test: build ## build and run all tests
+	@scripts/bootstrap.sh spin || echo "without spin the test protocol_models will be skipped"
 	ctest --preset cpu --parallel $$(nproc)
 
 asan tsan: %: bootstrap

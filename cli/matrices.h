@@ -28,6 +28,7 @@ class Matrices {
   // `a` and `b` hold the whole matrices in the spec's type.
   void load(std::vector<std::byte> a, std::vector<std::byte> b);
 
+  // Every rank's views; A and B must have been filled or loaded.
   std::vector<GemmArguments> arguments();
   // Fills all of C with NaNs, so that what is not written shows.
   void poison();

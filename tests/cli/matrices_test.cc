@@ -24,6 +24,7 @@ PlanSpec spec_of(Op op, Dtype dtype, std::int64_t m, std::int64_t n, std::int64_
 TEST(Matrices, DigestSeesEveryByteOfEveryRank) {
   // 5 x 5 of two bytes: whole words and a rest.
   Matrices matrices(spec_of(Op::kGemmAllReduce, Dtype::kBf16, 5, 5, 3));
+  matrices.fill(1, Fill::kUniform);
   matrices.poison();
   const std::uint64_t before = matrices.digest();
   for (const GemmArguments& rank : matrices.arguments()) {
@@ -58,6 +59,7 @@ TEST(Matrices, ZerosThatNobodyWroteFailTheCheckToo) {
 
 TEST(Matrices, ARankWithOtherBitsIsNamed) {
   Matrices matrices(spec_of(Op::kGemmAllReduce, Dtype::kFp32, 4, 4, 4));
+  matrices.fill(1, Fill::kUniform);
   matrices.poison();
   EXPECT_FALSE(matrices.first_different_rank());
   static_cast<std::byte*>(matrices.arguments()[2].c.data)[63] ^= std::byte{1};

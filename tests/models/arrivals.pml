@@ -1,9 +1,9 @@
 /* Counted arrivals (src/net/proxy.cc, handle_arrival): two ranks exchange one chunk of two pieces per epoch over a
  * network that delivers pieces in any order; the destination counts them and publishes the stamp.
  *
- * Proved: a stamp comes only when all pieces of its epoch are there, also when pieces of the next epoch are among them,
- * and everybody ends. Variants that must fail: ONE_COUNTER (both parities share one), EAGER (the first piece publishes),
- * NO_RESET (the count goes on from epoch to epoch and is compared with one put's pieces).
+ * Proved: a stamp comes only when all pieces of its epoch are there, also when pieces of the next epoch are among
+ * them, and everybody ends. Variants that must fail: ONE_COUNTER (both parities share one), EAGER (the first piece
+ * publishes), NO_RESET (the count goes on from epoch to epoch and is compared with one put's pieces).
  */
 #define FIRST 11
 #define LAST 17

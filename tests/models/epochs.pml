@@ -1,14 +1,14 @@
 /* Flags and double buffers (reliability.md, rules 1 and 5): two ranks exchange one chunk per epoch, without barriers.
  *
  * In every epoch a rank writes its chunk into a source of the epoch's parity and posts it; the network reads it some
- * time later, word by word, writes it into the peer's arrival buffer of that parity, then the stamp. Another lane of the
- * rank waits for the peer's stamp and reads the arrival. A rank begins the next epoch when both lanes are done.
+ * time later, word by word, writes it into the peer's arrival buffer of that parity, then the stamp. Another lane of
+ * the rank waits for the peer's stamp and reads the arrival. A rank begins the next epoch when both lanes are done.
  *
  * Stamps are uses of a parity, modulo 8 and compared by signed distance; epochs begin at 11, so stamps wrap.
  *
- * Proved: no payload is read before it is whole or after it was overwritten, no source is overwritten before the network
- * has read it, and everybody ends. Variants that must fail: NO_COMPLETION_WAIT (a rank goes on when its sends are
- * posted), ONE_BUFFER (no parity), STAMP_FIRST (the network breaks its contract).
+ * Proved: no payload is read before it is whole or after it was overwritten, no source is overwritten before the
+ * network has read it, and everybody ends. Variants that must fail: NO_COMPLETION_WAIT (a rank goes on when its sends
+ * are posted), ONE_BUFFER (no parity), STAMP_FIRST (the network breaks its contract).
  */
 #define FIRST 11
 #define LAST 19

@@ -1,8 +1,8 @@
 /* The command ring (src/net/ring.h): two producers, one consumer, depth 2.
  *
- * Positions count modulo 16 and start at 13, so that they wrap; laps have 2 bits, so a lap comes back every 8 positions.
- * Every shared access is a step of its own. The model is sequentially consistent: it proves the algorithm, not the
- * memory orders, which ThreadSanitizer watches in ring_test.cc.
+ * Positions count modulo 16 and start at 13, so that they wrap; laps have 2 bits, so a lap comes back every 8
+ * positions. Every shared access is a step of its own. The model is sequentially consistent: it proves the algorithm,
+ * not the memory orders, which ThreadSanitizer watches in ring_test.cc.
  *
  * Proved: every record is taken once, in order of reservation; no slot is written before its last record was read;
  * everybody ends, also when the ring was full. Variants that must fail: NO_BACK_PRESSURE, NO_LAP, EARLY_POP, NO_CAS.

@@ -46,7 +46,7 @@ Measurement measure(Op op) {
   GemmOptions options;
   options.op = op;
   options.m = options.n = 2048;
-  options.k = 1024;
+  options.k = 4096;
   GemmOptions unfused_options = options;
   unfused_options.fused = false;
   std::int64_t bytes = 0;

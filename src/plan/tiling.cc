@@ -8,7 +8,7 @@ namespace mkernel {
 namespace {
 
 constexpr std::int64_t kChunkBytes = 512 * 1024;  // bandwidth wants 256 KiB-1 MiB (design.md, "chunk")
-constexpr std::int64_t kChunkBytesMin = 128 * 1024;
+constexpr std::int64_t kChunkBytesMin = 16 * 1024;  // twice what a post costs its link (0.15 us at 50 GB/s)
 constexpr std::int64_t kCopyBytes = 64 * 1024;  // one SM reads it once and writes it G times: 7 us at G = 8
 constexpr std::int64_t kTilesWanted = 256;      // about two tiles for each SM of a large GPU
 constexpr std::int64_t kMaxTasks = (std::int64_t{1} << 31) - 1;
@@ -49,11 +49,12 @@ Tiling choose_tiling(const PlanSpec& spec) {
 
   const std::int64_t tiles = grid_tiles(spec, tiling);
   const std::int64_t tile_bytes = std::int64_t{tiling.bm} * tiling.bn * dtype_bytes(spec.partial);
-  // About four chunks per owner, so that sending overlaps with computing, but none too small for the network while
-  // every owner has one.
+  // Several chunks per owner and destination, so that sending begins early and ends soon after the last tile: eight
+  // to one other node, four to each of many; but none too small for the network while every owner has one.
   const std::int64_t owners = spec.op == Op::kGemmAllReduce ? spec.topo.world() : 1;
+  const std::int64_t wanted = max_of(4, 8 / max_of(1, spec.topo.nodes - 1));
   const std::int64_t least = min_of(kChunkBytesMin / tile_bytes, tiles / owners);
-  std::int64_t chunk = max_of(1, min_of(kChunkBytes / tile_bytes, max_of(least, tiles / (4 * owners))));
+  std::int64_t chunk = max_of(1, min_of(kChunkBytes / tile_bytes, max_of(least, tiles / (wanted * owners))));
   // Very large worlds: fewer, larger chunks rather than more sends than a record can name.
   while (tiles / chunk * spec.topo.nodes * 2 > kMaxSends / 2 && chunk < kMaxSends) chunk *= 2;
   tiling.chunk_tiles = static_cast<std::int32_t>(chunk);

@@ -16,6 +16,7 @@ help: ## this list
 
 bootstrap: ## install the packages that are missing (apt; as root or with sudo)
 	@scripts/bootstrap.sh
+	@scripts/get_cutlass.sh
 
 build: bootstrap ## configure and build everything that needs no GPU, in build/cpu
 	cmake --preset cpu

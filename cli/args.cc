@@ -5,6 +5,8 @@
 #include <array>
 #include <utility>
 
+#include "cli/apply.h"
+#include "cli/bench_args.h"
 #include "cli/option_set.h"
 #include "cli/problem.h"
 #include "exec/schedule.h"
@@ -19,7 +21,7 @@
 namespace mkernel::cli {
 namespace {
 
-constexpr std::array<std::string_view, 5> kCommands = {"run", "sim", "plan", "verify", "info"};
+constexpr std::array<std::string_view, 6> kCommands = {"run", "sim", "plan", "verify", "bench", "info"};
 constexpr std::int64_t kMaxRanks = 65536;  // what plan/tiling.h: validate accepts, as nodes x gpus
 constexpr std::int64_t kMaxSms = 1024;
 constexpr int kHostSms = 3;  // one each that first computes, copies in the node, and receives
@@ -35,32 +37,6 @@ constexpr std::string_view kUnits =
     "second.\n"
     "Exit code: 0 good, 1 a check failed, 2 bad arguments (nothing was started), 3 the run failed.";
 
-// Stores what `parse` makes of the text in `target`.
-template <class T, class Parse>
-OptionSet::Apply into(T& target, Parse parse) {
-  return [&target, parse](const std::string& text) -> Status {
-    auto value = parse(text);
-    if (!value) return value.error();
-    target = static_cast<T>(std::move(value).value());
-    return Ok{};
-  };
-}
-OptionSet::Apply size_into(const char* option, std::int64_t& target) {
-  return into(target, [option](const std::string& text) { return parse_size(option, text); });
-}
-template <class T>
-OptionSet::Apply count_into(const char* option, T& target, std::int64_t low, std::int64_t high) {
-  return into(target, [=](const std::string& text) { return parse_count(option, text, low, high); });
-}
-OptionSet::Apply path_into(const char* option, std::filesystem::path& target) {
-  return [option, &target](const std::string& text) -> Status {
-    if (text.empty() || text.find('\0') != std::string::npos || text.size() > 4000) {
-      return bad_argument(fmt::format("{} is {}: it must be a path of 1 to 4000 characters", option, quote(text)));
-    }
-    target = text;
-    return Ok{};
-  };
-}
 OptionSet::Apply fill_into(const char* option, Fill& target) {
   return into(target, [option](const std::string& text) {
     static constexpr std::array<std::string_view, 2> kNames = {"uniform", "integer"};
@@ -128,19 +104,21 @@ void note_given(const OptionSet& options, ProblemArgs& problem) {
   problem.dtype_given = options.given("--dtype");
 }
 
-// Parses; a wish for help ends it with the help text.
-Result<std::optional<TextArgs>> parse_or_help(OptionSet& options, std::span<const std::string> args) {
-  const auto outcome = options.parse(args);
-  if (!outcome) return outcome.error();
-  if (*outcome == OptionSet::Outcome::kHelpWanted) return std::optional(TextArgs{options.help()});
-  return std::optional<TextArgs>();
+// What GPUs have not got.
+Status check_cuda_run(const RunArgs& run, bool unfused, bool balanced) {
+  if (unfused) return bad_argument("--unfused and --compare are not for --device cuda: `mkernel bench` compares there");
+  if (balanced) return bad_argument("--link balanced is not for --device cuda: `mkernel bench` has it");
+  if (run.problem.gemm.dtype == Dtype::kFp32) {
+    return bad_argument("--dtype is fp32: with --device cuda it must be bf16 or fp16");
+  }
+  return Ok{};
 }
 
 Result<Command> parse_run(std::span<const std::string> args) {
   RunArgs run;
   run.problem = problem_defaults(kHostDefaults);
   WorldOptions& world = run.world;
-  std::array<std::string_view, 2> devices = {"host", "sim"};
+  std::array<std::string_view, 3> devices = {"host", "sim", "cuda"};
   bool no_check = false;
   bool want_check = false;
   bool unfused = false;
@@ -152,9 +130,11 @@ Result<Command> parse_run(std::span<const std::string> args) {
   add_operator(options, run.problem);
   add_problem(options, run.problem, kHostDefaults);
   options.group("where and how");
-  options.value("--device", "DEVICE", "host: CPU threads, real time; sim: virtual time of 8-GPU H200 nodes [host]",
+  options.value("--device", "DEVICE",
+                "host: CPU threads, real time; sim: virtual time of 8-GPU H200 nodes;\n"
+                "cuda: Hopper GPUs, ranks share them where there are too few [host]",
                 into(world.device, [&](const std::string& text) { return parse_choice("--device", text, devices); }));
-  options.value("--sms", "COUNT", "SMs of a rank: threads on the host [host: 3, sim: 132]",
+  options.value("--sms", "COUNT", "SMs of a rank: threads on the host [host: 3, sim: 132, cuda: all there are]",
                 count_into("--sms", world.sms, 1, kMaxSms));
   options.value("--partition", "C,I,R", "SMs that first compute, copy and reduce in the node, and receive;\n"
                                         "they add up to --sms [chosen from the plan]",
@@ -169,6 +149,7 @@ Result<Command> parse_run(std::span<const std::string> args) {
                 "balanced        as slow as the arithmetic: the unfused computation is timed\n"
                 "                first, then the busiest rank's network gets the same time",
                 into(link, [](const std::string& text) { return parse_link("--link", text); }));
+  options.flag("--copy-engine", "cuda: the copy engine moves the network's bytes, not spare SMs", &world.copy_engine_wire);
   options.value("--ring-depth", "COUNT",
                 "network commands in flight per destination node, a power of two\nup to 65536 [256]",
                 count_into("--ring-depth", world.ring_depth, 1, 65536));
@@ -225,14 +206,21 @@ Result<Command> parse_run(std::span<const std::string> args) {
   }
   world.nodes = run.problem.topo.nodes;
   world.gpus = run.problem.topo.gpus;
-  if (!options.given("--sms")) world.sms = world.device == Device::kSim ? CostModel{}.sms : kHostSms;
+  if (!options.given("--sms")) {
+    world.sms = world.device == Device::kSim ? CostModel{}.sms : world.device == Device::kHost ? kHostSms : 0;
+  }
+  if (world.device == Device::kCuda) {
+    if (const Status status = check_cuda_run(run, unfused || run.compare, link.balanced); !status) return status.error();
+  }
   if (link.balanced && world.nodes == 1) {
     return bad_argument("--link balanced with --nodes 1 has no network to balance: take --nodes 2 or more");
   }
   if ((world.ring_depth & (world.ring_depth - 1)) != 0) {
     return bad_argument(fmt::format("--ring-depth is {}: it must be a power of two from 1 to 65536", world.ring_depth));
   }
-  if (const Status status = validate_partition(world.partition, world.sms); !status) return status.error();
+  if (world.sms > 0) {  // else it is checked when the GPU has been asked
+    if (const Status status = validate_partition(world.partition, world.sms); !status) return status.error();
+  }
   const std::int64_t threads = std::int64_t{world.nodes} * world.gpus * world.sms;
   if (world.device == Device::kHost && threads > kMaxThreads) {
     return bad_argument(fmt::format("--nodes {} x --gpus {} x --sms {} is {} threads: at most {} are accepted with "
@@ -451,6 +439,7 @@ std::string overview() {
              "  sim OP      run it in virtual time on a cluster, or look for mistakes over many seeds\n"
              "  plan OP     print what each rank does\n"
              "  verify OP   prove a plan right; `verify all` proves the standard cases\n"
+             "  bench OP    measure on a GPU against cuBLAS and unfused ways; `bench suite NAME` measures many shapes\n"
              "  info        what this build and this machine have\n"
              "  COMMAND --help shows the options of a command; --version the version.\n\n"
              "operators:\n"
@@ -488,6 +477,7 @@ Result<Command> parse_args(std::span<const std::string> args) {
   if (first == "sim") return parse_sim(rest);
   if (first == "plan") return parse_plan(rest);
   if (first == "verify") return parse_verify(rest);
+  if (first == "bench") return parse_bench(rest);
   if (first == "info") return parse_info(rest);
   if (first == "--help" || first == "-h" || first == "help" || first == "--version") {
     if (!rest.empty() && first == "help") {

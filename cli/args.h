@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "bench/link.h"
 #include "cli/values.h"
 #include "exec/fill.h"
 #include "plan/spec.h"
@@ -75,6 +76,25 @@ struct VerifyArgs {
   bool json = false;
 };
 
+// `mkernel bench`: one case, or a suite of them.
+struct BenchArgs {
+  enum class What { kGemmCore, kOperator, kSuite };
+  What what = What::kGemmCore;
+  std::string suite;   // kSuite: gemm_core, virtual_cluster or small
+  ProblemArgs problem;
+  bool b_transposed = false;  // gemm_core
+  int sms = 0;                // 0: all there are
+  Partition partition;
+  bool sweep_partition = false;
+  bench::LinkRule link;
+  int rounds = 0;      // 0: 7 for gemm_core, else 3
+  double block_ms = 0;  // 0: 10 for gemm_core, else 30
+  std::string filter;  // of the suite's cases, those with this in their name
+  std::filesystem::path json;  // empty: no file
+  std::string commit;
+  std::string command;  // as given
+};
+
 struct InfoArgs {
   bool json = false;
 };
@@ -84,7 +104,7 @@ struct TextArgs {
   std::string text;
 };
 
-using Command = std::variant<TextArgs, RunArgs, SimArgs, ExploreArgs, PlanArgs, VerifyArgs, InfoArgs>;
+using Command = std::variant<TextArgs, RunArgs, SimArgs, ExploreArgs, PlanArgs, VerifyArgs, BenchArgs, InfoArgs>;
 
 Result<Command> parse_args(std::span<const std::string> args);
 

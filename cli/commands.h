@@ -10,6 +10,7 @@ ExitCode sim_command(const SimArgs& args, Console& console);
 ExitCode explore_command(const ExploreArgs& args, Console& console);
 ExitCode plan_command(const PlanArgs& args, Console& console);
 ExitCode verify_command(const VerifyArgs& args, Console& console);
+ExitCode bench_command(const BenchArgs& args, Console& console);
 ExitCode info_command(const InfoArgs& args, Console& console);
 
 }  // namespace mkernel::cli

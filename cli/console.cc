@@ -16,6 +16,7 @@ ExitCode exit_code(ErrorKind kind) {
     case ErrorKind::kPeerLost:
     case ErrorKind::kAborted:
     case ErrorKind::kIo: return ExitCode::kRunFailed;
+    case ErrorKind::kUnsupported: return ExitCode::kBadArguments;
   }
   return ExitCode::kRunFailed;
 }
@@ -29,6 +30,7 @@ std::string_view kind_name(ErrorKind kind) {
     case ErrorKind::kPeerLost: return "peer lost";
     case ErrorKind::kAborted: return "aborted";
     case ErrorKind::kIo: return "input or output";
+    case ErrorKind::kUnsupported: return "not supported here";
   }
   return "?";
 }

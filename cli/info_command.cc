@@ -46,7 +46,8 @@ ExitCode info_command(const InfoArgs& args, Console& console) {
   const Machine machine = inspect_machine();
   std::vector<std::string_view> operators;
   for (int i = 0; i < kOpCount; ++i) operators.push_back(op_name(static_cast<Op>(i)));
-  const std::vector<std::string_view> devices = {"host", "sim"};
+  std::vector<std::string_view> devices = {"host", "sim"};
+  if (kCudaBuilt) devices.push_back("cuda");
   const std::vector<std::string_view> transports = {"local"};
   if (args.json) {
     console.json({{"ok", true},
@@ -73,7 +74,8 @@ ExitCode info_command(const InfoArgs& args, Console& console) {
                      machine.cores == 1 ? "" : "s", format_bytes(static_cast<double>(machine.available_bytes)),
                      format_bytes(static_cast<double>(machine.memory_bytes)));
   out << fmt::format("  operators   {}\n", fmt::join(operators, ", "));
-  out << fmt::format("  devices     host (CPU threads stand for SMs), sim (virtual time)\n");
+  out << fmt::format("  devices     host (CPU threads stand for SMs), sim (virtual time){}\n",
+                     kCudaBuilt ? ", cuda (Hopper GPUs)" : "");
   out << fmt::format("  transports  local (all ranks in one process, behind a link model)\n");
   out << fmt::format("  presets     {}\n", fmt::join(preset_names(), ", "));
   if (!machine.rdma_devices.empty()) out << fmt::format("  RDMA        {}\n", fmt::join(machine.rdma_devices, ", "));

@@ -23,6 +23,7 @@ struct Execute {
   ExitCode operator()(const ExploreArgs& args) const { return explore_command(args, console); }
   ExitCode operator()(const PlanArgs& args) const { return plan_command(args, console); }
   ExitCode operator()(const VerifyArgs& args) const { return verify_command(args, console); }
+  ExitCode operator()(const BenchArgs& args) const { return bench_command(args, console); }
   ExitCode operator()(const InfoArgs& args) const { return info_command(args, console); }
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cli/commands.h"
+#include "cli/device_matrices.h"
 #include "cli/format.h"
 #include "cli/matrices.h"
 #include "cli/prepare.h"
@@ -57,7 +58,11 @@ class RunSession {
     if (!args_.input.empty()) {
       if (const Status status = take_sizes_from_files(); !status) return status;
     }
-    auto spec = make_gemm_spec(args_.problem.topo, gemm());
+    if (on_gpu()) {  // how many SMs there are decides the tiles
+      if (const Status status = create_world(); !status) return status;
+    }
+    auto spec = on_gpu() ? make_gpu_gemm_spec(args_.problem.topo, gemm(), world_->options().sms)
+                         : make_gemm_spec(args_.problem.topo, gemm());
     if (!spec) return spec.error();
     spec_ = *spec;
     // What was chosen is what is shown and what runs.
@@ -66,6 +71,7 @@ class RunSession {
     gemm().band = spec_.tiling.band;
     gemm().chunk_tiles = spec_.tiling.chunk_tiles;
     gemm().chunk_rows = spec_.tiling.chunk_rows;
+    gemm().copy_rows = spec_.tiling.copy_rows;
     if (args_.problem.gemm.fused) variants_.push_back({"fused", true, nullptr, {}, {}});
     if (args_.compare || !args_.problem.gemm.fused) variants_.push_back({"unfused", false, nullptr, {}, {}});
     return Ok{};
@@ -108,6 +114,7 @@ class RunSession {
     if (const Status status = check_writable_file("--trace", args_.trace); !status) return status;
     MemoryNeed need;
     need.matrices = Matrices::bytes_needed(spec_);
+    if (on_gpu()) return check_memory(need);  // the rest is the GPU's
     need.workspace =
         static_cast<double>(workspace_bytes(spec_)) * spec_.topo.world() * static_cast<double>(variants_.size());
     // Tile scratch of every thread (exec/tile_math.h: two panels and two accumulators, twice for Eigen's own).
@@ -167,10 +174,25 @@ class RunSession {
     return Ok{};
   }
 
-  Status create() {
+  bool on_gpu() const { return args_.world.device == Device::kCuda; }
+
+  Status create_world() {
     auto world = World::create(args_.world);
     if (!world) return world.error();
     world_ = std::make_unique<World>(std::move(world).value());
+    return Ok{};
+  }
+
+  Status create() {
+    if (!world_) {
+      if (const Status status = create_world(); !status) return status;
+    }
+    if (on_gpu()) {
+      auto device = DeviceMatrices::create(*world_, spec_);
+      if (!device) return device.error();
+      device_ = std::make_unique<DeviceMatrices>(std::move(device).value());
+      if (const Status status = device_->upload_inputs(matrices_->arguments()); !status) return status;
+    }
     for (Variant& variant : variants_) {
       GemmOptions options = gemm();
       options.fused = variant.fused;
@@ -183,7 +205,7 @@ class RunSession {
 
   Status time_runs() {
     Progress progress(console_, "running");
-    const std::vector<GemmArguments> arguments = matrices_->arguments();
+    const std::vector<GemmArguments> arguments = device_ ? device_->arguments() : matrices_->arguments();
     for (int i = 0; i < args_.repeat; ++i) {
       for (Variant& variant : variants_) {
         progress.set(fmt::format("{} run {} of {}", variant.name, i + 1, args_.repeat));
@@ -203,8 +225,14 @@ class RunSession {
 
   Status run_once(Variant& variant, std::span<const GemmArguments> arguments, bool trace) {
     matrices_->poison();
+    if (device_) {
+      if (const Status status = device_->upload_outputs(matrices_->arguments()); !status) return status;
+    }
     auto report = variant.op->run(arguments, trace);
     if (!report) return report.error();
+    if (device_) {
+      if (const Status status = device_->download_outputs(matrices_->arguments()); !status) return status;
+    }
     variant.last = std::move(report).value();
     ++runs_;
     if (!args_.check) return Ok{};
@@ -256,13 +284,24 @@ class RunSession {
     return text;
   }
 
+  std::string place_text() const {
+    const int sms = world_->options().sms;
+    switch (args_.world.device) {
+      case Device::kHost: return fmt::format("this process, {} thread{} each as SMs", sms, sms == 1 ? "" : "s");
+      case Device::kSim: return fmt::format("virtual time, {} SMs each", sms);
+      case Device::kCuda: break;
+    }
+    return fmt::format("this process, {} SMs of a GPU each", sms);
+  }
+  std::string_view device_name() const {
+    constexpr std::string_view kNames[] = {"host", "sim", "cuda"};
+    return kNames[static_cast<int>(args_.world.device)];
+  }
+
   void report_text() {
     std::ostream& out = console_.out();
-    const bool host = args_.world.device == Device::kHost;
     out << fmt::format("{} on {}: {} ranks in {}\n", op_name(spec_.op), describe_world(spec_.topo), spec_.topo.world(),
-                       host ? fmt::format("this process, {} thread{} each as SMs", args_.world.sms,
-                                          args_.world.sms == 1 ? "" : "s")
-                            : fmt::format("virtual time, {} SMs each", args_.world.sms));
+                       place_text());
     out << "  problem   " << describe_problem(spec_) << "\n";
     if (!args_.input.empty()) {
       out << "  input     " << args_.input.string();
@@ -294,8 +333,8 @@ class RunSession {
   void report_json() {
     nlohmann::ordered_json object = {{"ok", true}, {"command", "run"}};
     object.update(spec_json(spec_));
-    object["device"] = args_.world.device == Device::kHost ? "host" : "sim";
-    object["sms"] = args_.world.sms;
+    object["device"] = device_name();
+    object["sms"] = world_->options().sms;
     object["partition"] = partition_json(variants_[0].last.partition);
     object["link"] = {{"gigabytes_per_s", args_.world.link.gigabytes_per_s},
                       {"latency_us", args_.world.link.latency_us},
@@ -325,6 +364,7 @@ class RunSession {
   std::unique_ptr<Matrices> matrices_;
   std::optional<double> compute_us_;
   std::unique_ptr<World> world_;
+  std::unique_ptr<DeviceMatrices> device_;  // null where ranks work on `matrices_` themselves
   std::vector<Variant> variants_;  // after world_: operators go first
   int runs_ = 0;
   std::optional<std::uint64_t> digest_;

@@ -60,14 +60,22 @@ function(mkernel_add_tests)
   add_test(NAME protocol_models COMMAND "${PROJECT_SOURCE_DIR}/tests/models/run.sh")
   set_tests_properties(protocol_models PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600)
 
+  # docs/performance.md is what the script makes of bench/results/.
+  find_package(Python3 QUIET COMPONENTS Interpreter)
+  if(Python3_Interpreter_FOUND)
+    add_test(NAME performance_table_is_current
+      COMMAND Python3::Interpreter "${PROJECT_SOURCE_DIR}/scripts/performance_table.py" --check)
+  endif()
+
   # The installed package is used from outside, by a project of its own.
+  list(JOIN mkernel_sanitizer_flags " " sanitizer_flags)
   add_test(NAME install_and_find_package COMMAND "${CMAKE_COMMAND}"
     "-Dbuild_dir=${PROJECT_BINARY_DIR}"
     "-Dexample_dir=${PROJECT_SOURCE_DIR}/examples/find_package"
     "-Dgenerator=${CMAKE_GENERATOR}"
     "-Dcompiler=${CMAKE_CXX_COMPILER}"
     "-Dbuild_type=$<CONFIG>"
-    "-Dcxx_flags=$<JOIN:${mkernel_sanitizer_flags}, >"
+    "-Dcxx_flags=${sanitizer_flags}"
     -P "${PROJECT_SOURCE_DIR}/cmake/install_test.cmake")
   set_tests_properties(install_and_find_package PROPERTIES TIMEOUT 600)
 endfunction()

@@ -16,6 +16,7 @@ namespace mkernel {
 enum class Device : std::uint8_t {
   kHost,  // CPU threads stand for SMs, all ranks in this process
   kSim,   // virtual time, one thread, reproducible from a seed
+  kCuda,  // one persistent kernel per rank on a Hopper GPU; with fewer GPUs than ranks several ranks share one
 };
 
 // The network between nodes, per GPU and direction.
@@ -37,19 +38,21 @@ struct WorldOptions {
   int nodes = 1;
   int gpus = 1;  // per node
   Device device = Device::kHost;
-  int sms = 2;  // SMs (threads on the host) per rank, at least 1
+  int sms = 0;  // SMs (threads on the host) per rank; 0: 2 on the host, 132 simulated, all there are on GPUs
   Partition partition;
   Link link;
   double deadline_s = 600;  // a wait that lasts longer fails the run
   double warn_s = 30;       // a wait that lasts longer is reported to on_warning, once per wait
   int ring_depth = 256;     // command records in flight per destination node; a power of two, 1 and up
   std::uint64_t seed = 1;   // of the simulator's schedule
+  // Device::kCuda with several nodes: moves the network's bytes with the copy engine, not on SMs that no rank has.
+  bool copy_engine_wire = false;
   std::function<void(const std::string&)> on_warning;
 };
 
 // A matrix of the caller. Strides are in elements and may be any non-negative values that do not overlap for outputs;
 // row-major is {.row_stride = cols, .col_stride = 1}, a transposed matrix {.row_stride = 1, .col_stride = rows}.
-// `data` may be null when the matrix has no elements.
+// `data` may be null when the matrix has no elements. On Device::kCuda it is memory of the rank's GPU.
 struct Matrix {
   void* data = nullptr;
   std::int64_t rows = 0;
@@ -82,6 +85,11 @@ struct GemmOptions {
   int band = 0;
   int chunk_tiles = 0;
   int chunk_rows = 0;
+  int copy_rows = 0;
+  // Device::kCuda: A and B may have any strides and addresses; takes memory for copies. Without it they must be
+  // row-major (B also transposed) with address and pitch multiples of 16 bytes; a row-major matrix whose width is no
+  // multiple of 8 elements is copied either way. C may always lie anyhow.
+  bool any_layout = false;
 };
 
 // One bar of a timeline.
@@ -113,7 +121,7 @@ struct MatrixShape {
 // All ranks of a job in this process. Movable, thread-safe. Its threads live on until its last operator is gone too.
 class World {
  public:
-  // Errors: kBadArgument, kOutOfMemory (no more memory or threads for so many ranks and SMs).
+  // Errors: kBadArgument, kOutOfMemory (no more memory or threads for so many ranks and SMs), kUnsupported (no GPU).
   static Result<World> create(const WorldOptions& options);
   World(World&&) noexcept;
   World& operator=(World&&) noexcept;
@@ -126,6 +134,15 @@ class World {
   // The last 1024 operations of a rank, one line each, oldest first; also after a failure. Empty on Device::kSim and
   // for a rank that does not exist.
   std::string flight_record(int rank) const;
+
+  // Memory that `rank` can work on, aligned to 256 bytes: on its GPU, or on the host. Errors: kOutOfMemory,
+  // kBadArgument. Whoever allocates releases, before the world is gone.
+  Result<void*> allocate(int rank, std::int64_t bytes);
+  void release(int rank, void* data);
+  // Copies between such memory and the host's, or within either. Errors: kAborted when a kernel has crashed.
+  Status copy(int rank, void* dst, const void* src, std::int64_t bytes);
+  // Device::kCuda: the cudaStream_t on which launches of `rank` run when they name none; else null.
+  void* stream(int rank) const;
 
   class Impl;
   // For mKernel's own parts and tests.
@@ -154,10 +171,11 @@ class Operator {
   // Errors: kBadArgument before anything starts; kTimeout, kPeerLost, kAborted afterwards.
   Result<RunReport> run(std::span<const GemmArguments> arguments, bool trace = false);
 
-  // Device::kHost only: one rank's part of a call, to be made from any thread. Calls of a rank run in the order of
+  // Not on Device::kSim: one rank's part of a call, to be made from any thread. Calls of a rank run in the order of
   // launch; ranks need no barrier between them. The matrices must stay valid until wait() has returned, or the operator
-  // is destroyed.
-  Status launch(int rank, const GemmArguments& arguments);
+  // is destroyed. On Device::kCuda `stream` is a cudaStream_t of the rank's GPU (null: World::stream()), and the launch
+  // may be captured in a CUDA graph; then whoever replays it launches all ranks in the same order.
+  Status launch(int rank, const GemmArguments& arguments, void* stream = nullptr);
   // Waits for all launches of this rank.
   Status wait(int rank);
 

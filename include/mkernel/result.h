@@ -15,6 +15,7 @@ enum class ErrorKind {
   kPeerLost,     // a rank died, or the network reported that it is gone
   kAborted,      // this world has failed before; create a new one
   kIo,           // a file could not be read or written
+  kUnsupported,  // this machine, or this build, lacks what the call needs; the message names it
 };
 
 // One sentence for a person, and a kind for a program.

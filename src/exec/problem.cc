@@ -87,34 +87,48 @@ std::vector<GemmArguments> Problem::arguments() {
   return result;
 }
 
-// The design's roundings: partial, node sum, result.
-float Problem::expected(std::int64_t row, std::int64_t col) const {
+// The design's roundings: partial, node sum, result. A row at a time, so that the inner loops run along memory.
+void Problem::expect_row(std::int64_t row, float* expected) const {
   const PlanSpec& spec = plan_.spec();
-  const auto product = [&](std::int64_t begin, std::int64_t end) {
-    float sum = 0;
+  const auto cols = static_cast<std::size_t>(spec.n);
+  std::vector<float> product(cols);
+  const auto multiply = [&](std::int64_t begin, std::int64_t end) {
+    std::fill(product.begin(), product.end(), 0.0f);
     for (std::int64_t k = begin; k < end; ++k) {
-      sum +=
-          a_values_[static_cast<std::size_t>(row * spec.k + k)] * b_values_[static_cast<std::size_t>(k * spec.n + col)];
+      const float a = a_values_[static_cast<std::size_t>(row * spec.k + k)];
+      const float* b = b_values_.data() + static_cast<std::size_t>(k) * cols;
+      for (std::size_t col = 0; col < cols; ++col) product[col] += a * b[col];
     }
-    return sum;
   };
-  if (spec.op == Op::kAllGatherGemm || spec.topo.world() == 1) return round_to(spec.dtype, product(0, spec.k));
-  float total = 0;
-  for (std::int32_t node = 0; node < spec.topo.nodes; ++node) {
-    float sum = 0;
-    for (std::int32_t gpu = 0; gpu < spec.topo.gpus; ++gpu) {
-      const std::int32_t rank = spec.topo.rank_of(node, gpu);
-      const std::int64_t begin = spec.k_split().begin(rank);
-      sum += round_to(spec.partial, product(begin, begin + spec.k_split().size(rank)));
+  const auto add_rounded = [&](Dtype dtype, const std::vector<float>& from, std::vector<float>& to) {
+    for (std::size_t col = 0; col < cols; ++col) to[col] += round_to(dtype, from[col]);
+  };
+  std::vector<float> total(cols, 0.0f);
+  if (spec.op == Op::kAllGatherGemm || spec.topo.world() == 1) {
+    multiply(0, spec.k);
+    total = product;
+  } else {
+    for (std::int32_t node = 0; node < spec.topo.nodes; ++node) {
+      std::vector<float> sum(cols, 0.0f);
+      for (std::int32_t gpu = 0; gpu < spec.topo.gpus; ++gpu) {
+        const std::int32_t rank = spec.topo.rank_of(node, gpu);
+        const std::int64_t begin = spec.k_split().begin(rank);
+        multiply(begin, begin + spec.k_split().size(rank));
+        add_rounded(spec.partial, product, sum);
+      }
+      add_rounded(spec.topo.nodes > 1 ? spec.partial : Dtype::kFp32, sum, total);
     }
-    total += spec.topo.nodes > 1 ? round_to(spec.partial, sum) : sum;
   }
-  return round_to(spec.dtype, total);
+  for (std::size_t col = 0; col < cols; ++col) expected[col] = round_to(spec.dtype, total[col]);
 }
 
-std::optional<std::string> Problem::mismatch() const {
+std::optional<std::string> Problem::mismatch() {
   const PlanSpec& spec = plan_.spec();
   const auto size = static_cast<std::size_t>(dtype_bytes(spec.dtype));
+  if (expected_.empty()) {
+    expected_.resize(static_cast<std::size_t>(spec.m * spec.n));
+    for (std::int64_t row = 0; row < spec.m; ++row) expect_row(row, expected_.data() + row * spec.n);
+  }
   for (std::int32_t rank = 0; rank < plan_.topo().world(); ++rank) {
     const Plan::Extent extent = plan_.c_extent(rank);
     const std::int64_t stride = extent.cols + padding_;
@@ -125,7 +139,7 @@ std::optional<std::string> Problem::mismatch() const {
       const std::byte* line = bytes.data() + static_cast<std::size_t>(i * stride) * size;
       for (std::int64_t j = 0; j < extent.cols; ++j) {
         const float got = load(spec.dtype, line + static_cast<std::size_t>(j) * size);
-        const float want = expected(row0 + i, col0 + j);
+        const float want = expected_[static_cast<std::size_t>((row0 + i) * spec.n + col0 + j)];
         if (got == want) continue;
         return fmt::format("rank {} C[{}, {}] is {}, but must be {}", rank, i, j, got, want);
       }

@@ -8,10 +8,11 @@
 namespace mkernel {
 namespace {
 
-constexpr Nanos kFirstRetryNs = 1'000;     // about what a post costs; doubled with each failure
-constexpr Nanos kLastRetryNs = 1'000'000;  // late enough to cost nothing, early against any deadline
+constexpr std::int32_t kFirstRetryNs = 1'000;     // about what a post costs; doubled with each failure
+constexpr std::int32_t kLastRetryNs = 1'000'000;  // late enough to cost nothing, early against any deadline
 constexpr int kEventsPerPoll = 32;
 constexpr int kPollsPerStep = 16;
+constexpr std::size_t kAhead = 6;  // destinations that are fetched while another is looked at
 
 // A put's id is the record it came from, with the destination's node as count: it names the put without a table, and
 // is unique among puts in flight, which are never 128 epochs apart.
@@ -30,23 +31,28 @@ std::string ProxyFailure::message() const {
                      task);
 }
 
-Proxy::Proxy(const ProxyConfig& config) : config_(config) {
+Proxy::Proxy(const ProxyConfig& config)
+    : config_(config),
+      destinations_(config.memory),
+      bytes_to_(config.memory),
+      queue_(config.memory),
+      busy_(config.memory),
+      filled_(config.memory) {
   const Topology& topo = config_.topo;
   MK_CHECK(config_.rank >= 0 && config_.rank < topo.world());
   MK_CHECK_OP(config_.rings.size(), ==, static_cast<std::size_t>(topo.nodes));
   MK_CHECK(config_.endpoint != nullptr);
-  MK_CHECK(config_.queue_depth >= 1 && config_.window >= 1 && config_.batch >= 1);
+  MK_CHECK(config_.queue_depth >= 1 && config_.queue_depth <= kMaxProxyQueue);
+  MK_CHECK(config_.window >= 1 && config_.window <= kMaxProxyQueue && config_.batch >= 1);
   arrivals_per_put_ = static_cast<std::uint32_t>(config_.endpoint->arrivals_per_put());
   MK_CHECK(arrivals_per_put_ == 0 || config_.landing != nullptr);
 
   const auto nodes = static_cast<std::size_t>(topo.nodes);
   destinations_.resize(nodes);
+  bytes_to_.resize(nodes);
   queue_.resize(nodes * static_cast<std::size_t>(config_.queue_depth));
   busy_.reserve(nodes);
   filled_.reserve(nodes);
-  for (std::int32_t node = 0; node < topo.nodes; ++node) {
-    destination(node).rank = topo.rank_of(node, topo.gpu_of(config_.rank));
-  }
   config_.rings[static_cast<std::size_t>(topo.node_of(config_.rank))] = nullptr;
 }
 
@@ -54,14 +60,16 @@ void Proxy::add_operator(std::uint32_t op, const PlanSource* source, const HeapL
                          std::uint64_t start_epoch) {
   MK_CHECK_OP(op, <, kMaxOperators);
   MK_CHECK(source != nullptr);
-  Operator& entry = operators_[op];
-  MK_CHECK(entry.source.load(std::memory_order_relaxed) == nullptr);
+  MK_CHECK(owned_operators_[op] == nullptr);
+  owned_operators_[op] = std::make_unique<Operator>();
+  Operator& entry = *owned_operators_[op];
+  entry.source = source;
   entry.layout = layout;
   entry.flag_count = source->plan().flag_count();
   entry.last_epoch = start_epoch;
   if (arrivals_per_put_ > 0) entry.arrivals.resize(2 * std::size_t{entry.flag_count});
-  // order: the entry is complete when step() sees it; pairs with take_record(), make_put() and handle_arrival().
-  entry.source.store(source, std::memory_order_release);
+  // order: the entry is complete when step() sees it; pairs with find_operator().
+  operators_[op].store(&entry, std::memory_order_release);
 }
 
 bool Proxy::step(Nanos now) {
@@ -78,13 +86,7 @@ bool Proxy::step(Nanos now) {
 
 Nanos Proxy::next_event() const {
   if (more_events_ || more_records_) return last_step_;
-  Nanos next = config_.endpoint->next_event();
-  for (const std::int32_t node : busy_) {
-    const Destination& to = destination(node);
-    // A queue that is not stalled waits for its window, which opens with an event of the endpoint.
-    if (to.stalled_since != kNever) next = std::min(next, to.retry_at);
-  }
-  return next;
+  return std::min(config_.endpoint->next_event(), next_retry_);
 }
 
 void Proxy::ring_filled(std::int32_t node) {
@@ -111,6 +113,7 @@ void Proxy::drop() {
     destination(node).busy = false;
   }
   busy_.clear();
+  next_retry_ = kNever;
   discard_all();
 }
 
@@ -160,13 +163,12 @@ void Proxy::handle_arrival(const TransportEvent& event) {
     if (!failure_) failure_ = {true, config_.rank, event.peer, event.op, event.epoch, -1, text};
   };
   if (event.op >= kMaxOperators) return bug("an arrival for an operator number out of range");
-  Operator& op = operators_[event.op];
-  // order: with the source come layout and counters; pairs with add_operator().
-  if (op.source.load(std::memory_order_acquire) == nullptr) return bug("an arrival for an operator that is not there");
-  if (event.flag < 0 || event.flag >= static_cast<std::int64_t>(op.arrivals.size())) {
+  Operator* op = find_operator(event.op);
+  if (op == nullptr) return bug("an arrival for an operator that is not there");
+  if (event.flag < 0 || event.flag >= static_cast<std::int64_t>(op->arrivals.size())) {
     return bug("an arrival for a flag out of range");
   }
-  Arrivals& arrivals = op.arrivals[static_cast<std::size_t>(event.flag)];
+  Arrivals& arrivals = op->arrivals[static_cast<std::size_t>(event.flag)];
   if (arrivals.count > 0 && arrivals.epoch != event.epoch) return bug("arrivals of two epochs for one flag");
   arrivals.epoch = event.epoch;
   if (++arrivals.count < arrivals_per_put_) return;
@@ -239,10 +241,10 @@ void Proxy::take_record(std::int32_t node, const Record& record) {
 
 // Fills `put`, or says what is wrong with the record.
 const char* Proxy::make_put(std::int32_t node, const Record& record, Put& put) {
-  Operator& op = operators_[record.op];
-  // order: with the source comes the whole entry; pairs with add_operator().
-  const PlanSource* source = op.source.load(std::memory_order_acquire);
-  if (source == nullptr) return "a record names an operator that is not there";
+  Operator* found = find_operator(record.op);
+  if (found == nullptr) return "a record names an operator that is not there";
+  Operator& op = *found;
+  const PlanSource* source = op.source;
   const Plan& plan = source->plan();
   if (plan.lanes(Role::kSend) == 0) return "a record names a task of a plan that sends nothing";
   const SendId id = send_of(plan, record.task);
@@ -250,7 +252,7 @@ const char* Proxy::make_put(std::int32_t node, const Record& record, Put& put) {
   if (record.count != 0) return "a record carries a count that its plan has no use for";
   const Task task = source->task(config_.rank, Role::kSend, id.lane, id.index);
   if (task.action != Action::kPut) return "a record names a task that is no put";
-  if (task.peer != destination(node).rank) return "a record lies in the ring of another destination";
+  if (task.peer != rank_on(node)) return "a record lies in the ring of another destination";
   if (task.src <= Buffer::kC || task.dst <= Buffer::kC) return "a put between buffers outside the heap";
   const Signal& signal = task.signals[0];
   if (!signal.stamp || signal.reach != Reach::kRank) return "a put without a stamp for its destination";
@@ -290,17 +292,24 @@ bool Proxy::discard_all() {
 // Posts.
 
 bool Proxy::post_all(Nanos now) {
+  next_retry_ = kNever;
   if (busy_.empty()) return false;
   bool worked = false;
   // Where the endpoint has little room, it does not always go to the same destination.
   std::rotate(busy_.begin(), busy_.begin() + 1, busy_.end());
   std::size_t kept = 0;
   for (std::size_t i = 0; i < busy_.size(); ++i) {
+    // While the endpoint is full, a step does little more than look at destinations, and with hundreds of nodes they
+    // are not in the cache.
+    if (i + kAhead < busy_.size()) __builtin_prefetch(&destination(busy_[i + kAhead]));
     const std::int32_t node = busy_[i];
     worked |= post(node, now);
     Destination& to = destination(node);
     to.busy = to.count > 0;
-    if (to.busy) busy_[kept++] = node;
+    if (!to.busy) continue;
+    busy_[kept++] = node;
+    // A queue that is not stalled waits for its window, which opens with an event of the endpoint.
+    if (to.stalled_since != kNever) next_retry_ = std::min(next_retry_, to.retry_at);
   }
   busy_.resize(kept);
   return worked;
@@ -324,10 +333,10 @@ bool Proxy::post(std::int32_t node, Nanos now) {
     }
     ++posted;
     ++to.in_flight;
-    to.bytes += put.bytes;
+    bytes_to_[static_cast<std::size_t>(node)] += put.bytes;
     stats_.bytes += put.bytes;
     to.stalled_since = kNever;
-    to.first = (to.first + 1) % config_.queue_depth;
+    to.first = static_cast<std::int16_t>((to.first + 1) % config_.queue_depth);
     --to.count;
   }
   stats_.posts += posted;
@@ -362,8 +371,9 @@ void Proxy::fail(std::int32_t node, std::uint64_t id, bool own_bug, const char* 
   halt(to);
   if (failure_) return;
   const Record record = decode(id);
-  const std::uint64_t epoch = full_epoch(record.epoch, operators_[record.op].last_epoch);
-  failure_ = {own_bug, config_.rank, to.rank, record.op, epoch, std::int64_t{record.task}, text};
+  const Operator* op = find_operator(record.op);
+  const std::uint64_t epoch = full_epoch(record.epoch, op != nullptr ? op->last_epoch : 0);
+  failure_ = {own_bug, config_.rank, rank_on(node), record.op, epoch, std::int64_t{record.task}, text};
 }
 
 }  // namespace mkernel

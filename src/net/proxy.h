@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <memory_resource>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,19 +18,22 @@
 
 namespace mkernel {
 
+inline constexpr int kMaxProxyQueue = 32'767;
+
 struct ProxyConfig {
   std::int32_t rank = 0;
   Topology topo;
   std::vector<CommandRing*> rings;  // one per destination node; null for the own node, or for nodes never sent to
   Endpoint* endpoint = nullptr;     // the proxy is its only user
   Landing* landing = nullptr;       // publishes counted arrivals; needed only when endpoint->arrivals_per_put() > 0
-  int queue_depth = 8;              // puts per destination that wait to be posted, at least 1
-  int window = 64;                  // puts per destination in flight, at least 1: none can use up the endpoint alone
+  int queue_depth = 8;              // puts per destination that wait to be posted, 1..kMaxProxyQueue
+  int window = 64;                  // and in flight, 1..kMaxProxyQueue: none can use up the endpoint alone
   int batch = 8;                    // records taken per ring and step, at least 1
   Nanos max_post_failures_ns = 60'000'000'000;  // how long posting may fail for the moment; 0: for ever
   // False: step() looks at every ring. True: only at those that ring_filled() has named since they were last found
   // empty; for drivers with one thread and many nodes, where looking at every ring would cost more than all else.
   bool hinted = false;
+  std::pmr::memory_resource* memory = std::pmr::get_default_resource();  // for queues and tables; outlives the proxy
 };
 
 // Why a rank cannot go on. Plain data, so that reporting it allocates nothing.
@@ -82,7 +86,7 @@ class Proxy {
   void drop();
 
   const ProxyStats& stats() const { return stats_; }
-  std::int64_t bytes_to(std::int32_t node) const { return destinations_[static_cast<std::size_t>(node)].bytes; }
+  std::int64_t bytes_to(std::int32_t node) const { return bytes_to_[static_cast<std::size_t>(node)]; }
 
  private:
   // Arrivals of one put at this rank, by flag index. Neighbouring epochs differ in parity and so never share a count.
@@ -91,30 +95,34 @@ class Proxy {
     std::uint32_t count = 0;
   };
   struct Operator {
-    std::atomic<const PlanSource*> source = nullptr;  // null: not known
+    const PlanSource* source = nullptr;
     HeapLayout layout;
     std::uint32_t flag_count = 0;
     std::uint64_t last_epoch = 0;
     std::vector<Arrivals> arrivals;
   };
-  // The rank of our rail on one node, and its queue: `count` entries from `first` on, in a ring within queue_.
-  struct Destination {
-    std::int32_t rank = -1;
-    std::int32_t first = 0;
-    std::int32_t count = 0;
-    std::int32_t in_flight = 0;
-    bool halted = false;           // nothing is taken or posted any more
-    bool busy = false;             // is in busy_
-    bool filled = false;           // is in filled_
+  // The rank of our rail on one node, and its queue: `count` entries from `first` on, in a ring within queue_. Half a
+  // cache line, as a step looks at many while the endpoint is full.
+  struct alignas(32) Destination {
     Nanos stalled_since = kNever;  // when the post of the head first failed for the moment; kNever: it did not
-    Nanos retry_delay_ns = 0;
     Nanos retry_at = 0;
-    std::int64_t bytes = 0;
+    std::int32_t retry_delay_ns = 0;
+    std::int16_t first = 0;
+    std::int16_t count = 0;
+    std::int16_t in_flight = 0;
+    bool halted = false;  // nothing is taken or posted any more
+    bool busy = false;    // is in busy_
+    bool filled = false;  // is in filled_
   };
 
   Destination& destination(std::int32_t node) { return destinations_[static_cast<std::size_t>(node)]; }
   const Destination& destination(std::int32_t node) const { return destinations_[static_cast<std::size_t>(node)]; }
   CommandRing* ring(std::int32_t node) const { return config_.rings[static_cast<std::size_t>(node)]; }
+  std::int32_t rank_on(std::int32_t node) const {
+    return config_.topo.rank_of(node, config_.topo.gpu_of(config_.rank));
+  }
+  // order: with the pointer comes the whole entry; pairs with add_operator(). Null: not known.
+  Operator* find_operator(std::uint32_t op) const { return operators_[op].load(std::memory_order_acquire); }
   Put& queued(std::int32_t node, std::int32_t i);
 
   bool poll_endpoint(Nanos now);
@@ -136,19 +144,22 @@ class Proxy {
 
   ProxyConfig config_;
   std::uint32_t arrivals_per_put_ = 0;
-  std::vector<Destination> destinations_;  // by node
-  std::vector<Put> queue_;
-  std::vector<std::int32_t> busy_;    // nodes whose queue is not empty
-  std::vector<std::int32_t> filled_;  // nodes whose ring may hold a record
-  std::array<Operator, kMaxOperators> operators_;
-  std::uint32_t turn_ = 0;     // where this step begins to look, so that no ring is always the first
-  bool completed_ = false;     // a completion came in this step: an endpoint that was full may have room
-  bool more_events_ = false;   // the endpoint has more to tell than one step handles
-  bool more_records_ = false;  // the last step left records that it would have had room for
+  std::pmr::vector<Destination> destinations_;  // by node
+  std::pmr::vector<std::int64_t> bytes_to_;     // by node
+  std::pmr::vector<Put> queue_;
+  std::pmr::vector<std::int32_t> busy_;    // nodes whose queue is not empty
+  std::pmr::vector<std::int32_t> filled_;  // nodes whose ring may hold a record
+  std::uint32_t turn_ = 0;                 // where this step begins to look, so that no ring is always the first
+  bool completed_ = false;                 // a completion came in this step: an endpoint that was full may have room
+  bool more_events_ = false;               // the endpoint has more to tell than one step handles
+  bool more_records_ = false;              // the last step left records that it would have had room for
   bool dropped_ = false;
   Nanos last_step_ = 0;
-  std::optional<ProxyFailure> failure_;
+  Nanos next_retry_ = kNever;  // when the first of the stalled destinations is due again
   ProxyStats stats_;
+  std::optional<ProxyFailure> failure_;
+  std::array<std::atomic<Operator*>, kMaxOperators> operators_ = {};
+  std::array<std::unique_ptr<Operator>, kMaxOperators> owned_operators_;
 };
 
 }  // namespace mkernel

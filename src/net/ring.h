@@ -70,29 +70,29 @@ inline bool try_push(const RingView& ring, const Record& record) {
   return true;
 }
 
+// Where a ring lies whose memory belongs to somebody else, as when a GPU pushes: slots and tail are reachable by
+// producers and consumer and outlive the ring; the head is the producers' own.
+struct RingMemory {
+  std::uint64_t* slots = nullptr;  // `depth` of them
+  std::uint32_t* tail = nullptr;
+  std::uint32_t depth = 1;  // a power of two
+};
+
 // Owner and consumer's side of a ring. One thread at a time peeks and pops; views stay valid as long as the ring lives.
 class CommandRing {
  public:
   // `start` is the first position; anything but 0 is for tests of the wrap.
   explicit CommandRing(std::uint32_t depth, std::uint32_t start = 0)
-      : depth_(depth), depth_log2_(static_cast<std::uint32_t>(std::countr_zero(depth))), next_(start) {
-    MK_CHECK(std::has_single_bit(depth));
-    MK_CHECK_OP(depth, <=, kMaxRingDepth);
-    slots_ = std::make_unique<std::uint64_t[]>(depth);
-    head_.value = start;
-    tail_.value = start;
-    // Each slot looks as if its last lap had been taken, whatever the memory held before.
-    for (std::uint32_t i = 0; i < depth; ++i) {
-      const std::uint32_t position = start + i;
-      Record record;
-      record.lap = ring_lap(position - depth, depth_log2_);
-      slots_[position & (depth - 1)] = encode(record);
-    }
+      : head_(start), own_slots_(std::make_unique<std::uint64_t[]>(depth)) {
+    attach({own_slots_.get(), &own_tail_, depth}, start);
+    producers_head_ = &head_;
   }
+  // The view has no head: it is for the producers' side to add, and begins at `start` too.
+  explicit CommandRing(const RingMemory& memory, std::uint32_t start = 0) { attach(memory, start); }
   CommandRing(const CommandRing&) = delete;
   CommandRing& operator=(const CommandRing&) = delete;
 
-  RingView view() { return {slots_.get(), &head_.value, &tail_.value, depth_, depth_log2_}; }
+  RingView view() { return {slots_, producers_head_, tail_, depth_, depth_log2_}; }
   std::uint32_t depth() const { return depth_; }
 
   // Reads the oldest record and leaves it in the ring; false when it is not (or not yet) there.
@@ -111,26 +111,49 @@ class CommandRing {
     MK_CHECK(peek(record));
     ++next_;
     // order: our read of the slot comes before any write of its next lap; pairs with try_reserve().
-    std::atomic_ref<std::uint32_t>(tail_.value).store(next_, std::memory_order_release);
+    std::atomic_ref<std::uint32_t>(*tail_).store(next_, std::memory_order_release);
   }
 
-  // Whether nothing is reserved or published; exact only while no producer is at work.
+  // Whether nothing is reserved or published; exact only while no producer is at work. A ring without a head cannot see
+  // reservations, only what is published.
   bool empty() {
+    Record record;
+    if (producers_head_ == nullptr) return !peek(record);
     // order: none needed, the answer is a snapshot.
-    return std::atomic_ref<std::uint32_t>(head_.value).load(std::memory_order_relaxed) == next_;
+    return std::atomic_ref<std::uint32_t>(*producers_head_).load(std::memory_order_relaxed) == next_;
   }
 
  private:
-  struct alignas(64) Line {  // a cache line each, as producers write one and the consumer the other
-    std::uint32_t value = 0;
-  };
+  void attach(const RingMemory& memory, std::uint32_t start) {
+    MK_CHECK(std::has_single_bit(memory.depth));
+    MK_CHECK_OP(memory.depth, <=, kMaxRingDepth);
+    MK_CHECK(memory.slots != nullptr && memory.tail != nullptr);
+    slots_ = memory.slots;
+    tail_ = memory.tail;
+    next_ = start;
+    depth_ = memory.depth;
+    depth_log2_ = static_cast<std::uint32_t>(std::countr_zero(depth_));
+    *tail_ = start;
+    // Each slot looks as if its last lap had been taken, whatever the memory held before.
+    for (std::uint32_t i = 0; i < depth_; ++i) {
+      const std::uint32_t position = start + i;
+      Record record;
+      record.lap = ring_lap(position - depth_, depth_log2_);
+      slots_[position & (depth_ - 1)] = encode(record);
+    }
+  }
 
-  std::uint32_t depth_;
-  std::uint32_t depth_log2_;
-  std::unique_ptr<std::uint64_t[]> slots_;
-  Line head_;
-  Line tail_;
-  alignas(64) std::uint32_t next_;  // the tail, as its only writer knows it
+  // A cache line each: producers write one, the consumer the other. What never changes is with the consumer's words, as
+  // producers have their own copy of it in a view.
+  alignas(64) std::uint32_t head_ = 0;
+  alignas(64) std::uint32_t own_tail_ = 0;
+  std::uint32_t next_ = 0;  // the tail, as its only writer knows it
+  std::uint32_t depth_ = 1;
+  std::uint32_t depth_log2_ = 0;
+  std::uint64_t* slots_ = nullptr;
+  std::uint32_t* tail_ = nullptr;
+  std::uint32_t* producers_head_ = nullptr;  // null: only the producers know it
+  std::unique_ptr<std::uint64_t[]> own_slots_;
 };
 
 }  // namespace mkernel

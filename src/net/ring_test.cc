@@ -9,6 +9,7 @@
 #include <thread>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 namespace mkernel {
 namespace {
@@ -116,6 +117,58 @@ TEST(RingTest, PeekLeavesTheRecordWhereItIs) {
     EXPECT_EQ(without_lap(record), numbered(3));
     EXPECT_FALSE(try_push(ring.view(), numbered(4)));
   }
+}
+
+// A ring as a GPU's is: memory of an owner, full of garbage, and a head that only the producers know.
+struct OutsideRing {
+  explicit OutsideRing(std::uint32_t depth, std::uint32_t start)
+      : slots(depth, 0x5a5a5a5a5a5a5a5aull), head(start), ring(RingMemory{slots.data(), &tail, depth}, start) {}
+  RingView view() {
+    RingView view = ring.view();
+    view.head = &head;
+    return view;
+  }
+  std::vector<std::uint64_t> slots;
+  std::uint32_t head;
+  std::uint32_t tail = 0x5a5a5a5a;
+  CommandRing ring;
+};
+
+TEST_P(RingDepthTest, ARingInMemoryOfItsOwnerCarriesRecordsLikeAnyOther) {
+  OutsideRing outside(depth(), start());
+  CommandRing& ring = outside.ring;
+  EXPECT_EQ(ring.view().head, nullptr);
+  EXPECT_EQ(outside.tail, start());
+  EXPECT_EQ(ring.depth(), depth());
+  const RingView view = outside.view();
+  Record record;
+  for (std::uint32_t i = 0; i < 600 * depth(); i += depth()) {
+    ASSERT_TRUE(ring.empty());
+    ASSERT_FALSE(ring.peek(record));
+    for (std::uint32_t j = 0; j < depth(); ++j) ASSERT_TRUE(try_push(view, numbered(i + j)));
+    ASSERT_FALSE(try_push(view, numbered(0)));
+    for (std::uint32_t j = 0; j < depth(); ++j) {
+      ASSERT_FALSE(ring.empty());
+      ASSERT_TRUE(ring.peek(record));
+      ASSERT_EQ(without_lap(record), numbered(i + j));
+      ring.pop();
+      ASSERT_EQ(outside.tail, start() + i + j + 1) << "producers see every free slot";
+    }
+  }
+}
+
+TEST(RingTest, ARingWithoutAHeadIsEmptyWhileItsNextRecordIsNotPublished) {
+  OutsideRing outside(4, 0);
+  const auto position = try_reserve(outside.view());
+  ASSERT_TRUE(position);
+  EXPECT_TRUE(outside.ring.empty());
+  publish(outside.view(), *position, numbered(5));
+  EXPECT_FALSE(outside.ring.empty());
+}
+
+TEST(RingDeathTest, ARingInMemoryThatIsNotThereIsABug) {
+  std::uint32_t tail = 0;
+  EXPECT_DEATH(CommandRing(RingMemory{nullptr, &tail, 4}), "mkernel bug");
 }
 
 TEST(RingDeathTest, DepthsThatAreNoPowerOfTwoAndPopsOfNothingAreBugs) {

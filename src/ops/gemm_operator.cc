@@ -1,4 +1,4 @@
-// The public Operator: validates, plans, and hands over to the host executor or the simulator.
+// The public Operator: validates, plans, and hands over to one of the executors.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -90,6 +90,7 @@ class Operator::Impl {
       : world(std::move(owner)), fused(options.fused), source(std::make_shared<PlanSource>(Plan(spec))) {}
   ~Impl() {
     if (host != nullptr) world->executor->remove_operator(host);
+    if (cuda != nullptr) world->cuda->remove_operator(cuda);
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -97,7 +98,10 @@ class Operator::Impl {
   const Plan& plan() const { return source->plan(); }
   RunReport new_report() const;
   Status create_host();
+  Status create_cuda(bool any_layout);
   Result<RunReport> run_host(std::span<const GemmArguments> arguments, bool trace);
+  Result<RunReport> run_cuda(std::span<const GemmArguments> arguments, bool trace);
+  Status add_cuda_trace(RunReport& report);
   Result<RunReport> run_sim(std::span<const GemmArguments> arguments, bool trace);
   Status check_rank(int rank) const;
 
@@ -105,7 +109,8 @@ class Operator::Impl {
   const bool fused;
   const std::shared_ptr<const PlanSource> source;
   Partition partition;
-  HostOperator* host = nullptr;  // owned by the executor; null on Device::kSim
+  HostOperator* host = nullptr;  // owned by the executor; null but on Device::kHost
+  CudaOperator* cuda = nullptr;  // the same for Device::kCuda
   std::mutex trace_mutex;        // one traced run at a time
   std::mutex sim_mutex;          // guards the epochs, and keeps simulated runs apart
   std::uint64_t sim_epochs = 0;
@@ -114,7 +119,7 @@ class Operator::Impl {
 RunReport Operator::Impl::new_report() const {
   RunReport report;
   report.network_bytes_bound = bytes_bound(plan());
-  report.workspace_bytes = HeapLayout(plan()).bytes();
+  report.workspace_bytes = cuda != nullptr ? cuda->workspace_bytes() : HeapLayout(plan()).bytes();
   report.partition = partition;
   return report;
 }
@@ -139,6 +144,71 @@ Status Operator::Impl::create_host() {
   Result<HostOperator*> added = world->executor->add_operator(config);
   if (!added.ok()) return added.error();
   host = *added;
+  return Ok{};
+}
+
+Status Operator::Impl::create_cuda(bool any_layout) {
+  if (!fused) return bad_argument("fused is false: Device::kCuda has no unfused run, `mkernel bench` compares there");
+  CudaOperatorConfig config;
+  config.source = source;
+  config.partition = world->options.partition;
+  config.any_layout = any_layout;
+  config.start_epoch = world->hooks.start_epoch;
+  config.workspace_fill = world->hooks.workspace_fill;
+  Result<CudaOperator*> added = world->cuda->add_operator(config);
+  if (!added.ok()) return added.error();
+  cuda = *added;
+  partition = cuda->partition();
+  return Ok{};
+}
+
+Result<RunReport> Operator::Impl::run_cuda(std::span<const GemmArguments> arguments, bool trace) {
+  if (world->failure().happened()) return world->failure().later_error();
+  for (std::int32_t rank = 0; rank < plan().topo().world(); ++rank) {  // all before any starts
+    if (Status status = world->cuda->check(cuda, rank, arguments[rank]); !status.ok()) return status.error();
+  }
+  const std::int64_t bytes_before = world->cuda->network_bytes(cuda);
+  const Nanos begin = steady_now();
+  Status status = Ok{};
+  for (std::int32_t rank = 0; status.ok() && rank < plan().topo().world(); ++rank) {
+    status = world->cuda->launch(cuda, rank, arguments[rank], nullptr, kAllParts);
+  }
+  const bool started = status.ok() || world->failure().happened();
+  for (std::int32_t rank = 0; started && rank < plan().topo().world(); ++rank) {
+    const Status waited = world->cuda->wait(cuda, rank);
+    if (status.ok() && !waited.ok()) status = waited;
+  }
+  if (!status.ok()) return status.error();
+  RunReport report = new_report();
+  report.time_us = static_cast<double>(steady_now() - begin) * 1e-3;
+  for (std::int32_t rank = 0; rank < plan().topo().world(); ++rank) report.tasks += cuda->tasks(rank);
+  report.network_bytes = world->cuda->network_bytes(cuda) - bytes_before;
+  if (trace) {
+    if (Status added = add_cuda_trace(report); !added.ok()) return added.error();
+  }
+  return report;
+}
+
+// One bar per rank and role, from the first task that was taken to the last: kernels keep no more.
+Status Operator::Impl::add_cuda_trace(RunReport& report) {
+  std::vector<DeviceTimes> times;
+  std::uint64_t zero = ~std::uint64_t{0};
+  for (std::int32_t rank = 0; rank < plan().topo().world(); ++rank) {
+    Result<DeviceTimes> of_rank = world->cuda->times(cuda, rank);
+    if (!of_rank.ok()) return of_rank.error();
+    times.push_back(*of_rank);
+    zero = std::min(zero, of_rank->start);
+  }
+  const auto micros = [&](std::uint64_t t) { return static_cast<double>(t - zero) * 1e-3; };
+  for (std::int32_t rank = 0; rank < plan().topo().world(); ++rank) {
+    const DeviceTimes& t = times[static_cast<std::size_t>(rank)];
+    report.trace.push_back({"kernel", rank, kRoleCount, micros(t.start), micros(t.end)});
+    for (int role = 0; role < kRoleCount; ++role) {
+      if (t.first[role] == 0) continue;
+      const std::string name = std::string(role_name(static_cast<Role>(role))) + ", first to last task taken";
+      report.trace.push_back({name, rank, role, micros(t.first[role]), micros(std::max(t.first[role], t.last[role]))});
+    }
+  }
   return Ok{};
 }
 
@@ -206,8 +276,9 @@ Result<RunReport> Operator::Impl::run_sim(std::span<const GemmArguments> argumen
 }
 
 Status Operator::Impl::check_rank(int rank) const {
-  if (host == nullptr)
-    return bad_argument("launch() and wait() need a world on Device::kHost; on Device::kSim use run()");
+  if (host == nullptr && cuda == nullptr) {
+    return bad_argument("launch() and wait() need a world on Device::kHost or kCuda; on Device::kSim use run()");
+  }
   if (rank < 0 || rank >= plan().topo().world()) {
     return bad_argument(fmt::format("rank is {}: it must be 0 to {}", rank, plan().topo().world() - 1));
   }
@@ -217,11 +288,14 @@ Status Operator::Impl::check_rank(int rank) const {
 Result<Operator> Operator::create(World& world, const GemmOptions& options) {
   const std::shared_ptr<World::Impl>& owner = world.impl();
   if (owner->failure().happened()) return owner->failure().later_error();
-  const Result<PlanSpec> spec = make_gemm_spec(owner->topo, options);
+  const Result<PlanSpec> spec = owner->cuda ? make_gpu_gemm_spec(owner->topo, options, owner->options.sms)
+                                            : make_gemm_spec(owner->topo, options);
   if (!spec.ok()) return spec.error();
   auto impl = std::make_shared<Impl>(owner, options, *spec);
   if (owner->executor) {
     if (Status status = impl->create_host(); !status.ok()) return status.error();
+  } else if (owner->cuda) {
+    if (Status status = impl->create_cuda(options.any_layout); !status.ok()) return status.error();
   } else {
     if (owner->sim_operators.fetch_add(1) >= kMaxOperatorsPerWorld) {
       return bad_argument(
@@ -257,21 +331,27 @@ MatrixShape Operator::c_shape(int rank) const {
   return {extent.rows, extent.cols};
 }
 
-std::int64_t Operator::workspace_bytes() const { return HeapLayout(impl_->plan()).bytes(); }
+std::int64_t Operator::workspace_bytes() const { return impl_->new_report().workspace_bytes; }
 
 Result<RunReport> Operator::run(std::span<const GemmArguments> arguments, bool trace) {
   if (Status status = check_arguments(impl_->plan(), arguments); !status.ok()) return status.error();
+  if (impl_->cuda != nullptr) {
+    return impl_->run_cuda(arguments, trace);
+  }
   return impl_->host != nullptr ? impl_->run_host(arguments, trace) : impl_->run_sim(arguments, trace);
 }
 
-Status Operator::launch(int rank, const GemmArguments& arguments) {
+Status Operator::launch(int rank, const GemmArguments& arguments, void* stream) {
   if (Status status = impl_->check_rank(rank); !status.ok()) return status;
   if (Status status = check_rank_arguments(impl_->plan(), rank, arguments); !status.ok()) return status;
+  if (impl_->cuda != nullptr) return impl_->world->cuda->launch(impl_->cuda, rank, arguments, stream, kAllParts);
+  if (stream != nullptr) return bad_argument("stream is given: only Device::kCuda has streams");
   return impl_->world->executor->launch(impl_->host, rank, arguments);
 }
 
 Status Operator::wait(int rank) {
   if (Status status = impl_->check_rank(rank); !status.ok()) return status;
+  if (impl_->cuda != nullptr) return impl_->world->cuda->wait(impl_->cuda, rank);
   return impl_->world->executor->wait(impl_->host, rank);
 }
 

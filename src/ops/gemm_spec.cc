@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "exec/cuda/tile_choice.h"
 #include "plan/tiling.h"
 
 namespace mkernel {
@@ -35,7 +36,8 @@ Status check_names(const GemmOptions& options) {
               {"bn", options.bn},
               {"band", options.band},
               {"chunk_tiles", options.chunk_tiles},
-              {"chunk_rows", options.chunk_rows}};
+              {"chunk_rows", options.chunk_rows},
+              {"copy_rows", options.copy_rows}};
   for (const auto& cut : cuts) {
     if (cut.value < 0) {
       return bad_argument(fmt::format("{} is {}: it must be positive, or 0 to be chosen", cut.name, cut.value));
@@ -44,9 +46,8 @@ Status check_names(const GemmOptions& options) {
   return Ok{};
 }
 
-}  // namespace
-
-Result<PlanSpec> make_gemm_spec(const Topology& topo, const GemmOptions& options) {
+// `gpu_sms` 0: not for a GPU.
+Result<PlanSpec> make_spec(const Topology& topo, const GemmOptions& options, int gpu_sms) {
   if (Status status = check_names(options); !status.ok()) return status.error();
   PlanSpec spec;
   spec.op = options.op;
@@ -56,7 +57,7 @@ Result<PlanSpec> make_gemm_spec(const Topology& topo, const GemmOptions& options
   spec.k = options.k;
   spec.dtype = options.dtype;
   spec.partial = options.fp32_partials ? Dtype::kFp32 : options.dtype;
-  if (can_choose(spec)) spec.tiling = choose_tiling(spec);
+  if (can_choose(spec)) spec.tiling = gpu_sms > 0 ? choose_gpu_tiling(spec, gpu_sms) : choose_tiling(spec);
   if (options.bm > 0) spec.tiling.bm = options.bm;
   if (options.bn > 0) spec.tiling.bn = options.bn;
   if (options.band > 0) spec.tiling.band = options.band;
@@ -68,8 +69,19 @@ Result<PlanSpec> make_gemm_spec(const Topology& topo, const GemmOptions& options
     spec.tiling.chunk_rows =
         static_cast<std::int32_t>(ceil_div(spec.tiling.chunk_rows, std::int64_t{options.bm}) * options.bm);
   }
+  if (options.copy_rows > 0) spec.tiling.copy_rows = options.copy_rows;
   if (Status status = validate(spec); !status.ok()) return status.error();
   return spec;
+}
+
+}  // namespace
+
+Result<PlanSpec> make_gemm_spec(const Topology& topo, const GemmOptions& options) {
+  return make_spec(topo, options, 0);
+}
+
+Result<PlanSpec> make_gpu_gemm_spec(const Topology& topo, const GemmOptions& options, int gpu_sms) {
+  return make_spec(topo, options, gpu_sms);
 }
 
 }  // namespace mkernel

@@ -169,9 +169,11 @@ struct GemmAllReducePlan {
     return grid().packed(chunk_end(group, gpu)) - grid().packed(chunk_first(group, gpu));
   }
 
-  // The order in which `rank` makes groups: among every N consecutive ones that of the next node first, own node's
-  // last, so that nodes do not all send to the same owner at once.
+  // The order in which `rank` makes groups. With owner nodes: among every N consecutive ones that of the next node
+  // first, own node's last, so that nodes do not all send to the same owner at once. A swap wants the same order on
+  // both nodes, as each waits for what the other sends.
   MK_HD constexpr std::int64_t group_at(std::int32_t rank, std::int64_t position) const {
+    if (!gather) return position;
     const std::int64_t nodes = spec.topo.nodes;
     const std::int64_t first = position / nodes * nodes;
     const std::int64_t size = min_of(nodes, groups - first);

@@ -46,7 +46,13 @@ Tiling choose_tiling(const PlanSpec& spec) {
   // Narrower tiles when there would be too few; rows stay, since a wgmma instruction takes 64 of them at once.
   while (grid_tiles(spec, tiling) * grids(spec) < kTilesWanted && tiling.bn > 64) tiling.bn /= 2;
   if (grid_tiles(spec, tiling) * grids(spec) < kTilesWanted && tiling.bm > 64) tiling.bm = 64;
+  return choose_tiling(spec, tiling.bm, tiling.bn);
+}
 
+Tiling choose_tiling(const PlanSpec& spec, std::int32_t bm, std::int32_t bn) {
+  Tiling tiling;
+  tiling.bm = bm;
+  tiling.bn = bn;
   const std::int64_t tiles = grid_tiles(spec, tiling);
   const std::int64_t tile_bytes = std::int64_t{tiling.bm} * tiling.bn * dtype_bytes(spec.partial);
   // Several chunks per owner and destination, so that sending begins early and ends soon after the last tile: eight

@@ -8,6 +8,8 @@ namespace mkernel {
 // The tiling for `spec` (whose own tiling is ignored): 128x256 tiles, smaller ones where there would be too few to go
 // round, chunks of about 512 KiB but several per owner. Always valid for a valid spec.
 Tiling choose_tiling(const PlanSpec& spec);
+// The same with tiles of bm x bn.
+Tiling choose_tiling(const PlanSpec& spec, std::int32_t bm, std::int32_t bn);
 
 // Refuses sizes that are negative, that overflow 64-bit offsets or 31-bit task and flag numbers, and tilings that do
 // not fit together. Nothing that passes here can overflow later.

@@ -2,6 +2,8 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
+#include <new>
 #include <utility>
 
 #include "exec/schedule.h"
@@ -11,12 +13,15 @@
 namespace mkernel {
 namespace {
 
+constexpr int kHostSms = 2;   // when none are asked for: enough to overlap
+constexpr int kGpuSms = 132;  // of an H100 or H200
 constexpr int kMaxSms = 1024;
 constexpr int kMaxThreads = 4096;
 constexpr int kMaxRanks = 1 << 16;
 constexpr int kMaxRingDepthOption = 1 << 16;
 // Pieces of a write that may overtake each other; a network that sends packets makes as many of some KiB each.
 constexpr int kPieces = 4;
+constexpr std::align_val_t kMemoryAlignment{256};
 
 Status check_numbers(const WorldOptions& options) {
   const struct {
@@ -50,9 +55,9 @@ Status check_options(const WorldOptions& options) {
     return bad_argument(fmt::format("nodes {} x gpus {} makes {} ranks: at most {} are accepted", options.nodes,
                                     options.gpus, world, kMaxRanks));
   }
-  if (options.device != Device::kHost && options.device != Device::kSim) {
+  if (options.device != Device::kHost && options.device != Device::kSim && options.device != Device::kCuda) {
     return bad_argument(
-        fmt::format("device is {}: kHost (0) or kSim (1) is accepted", static_cast<int>(options.device)));
+        fmt::format("device is {}: kHost (0), kSim (1) or kCuda (2) is accepted", static_cast<int>(options.device)));
   }
   if (options.sms < 1 || options.sms > kMaxSms) {
     return bad_argument(fmt::format("sms is {}: it must be 1 to {}", options.sms, kMaxSms));
@@ -83,9 +88,42 @@ LinkModel link_model(const WorldOptions& options) {
 
 std::int64_t World::Impl::memory_limit() const { return hooks.memory_limit ? *hooks.memory_limit : available_memory(); }
 
-Result<World> World::create(const WorldOptions& options) {
+namespace {
+
+Result<std::unique_ptr<CudaExecutor>> create_cuda(const WorldOptions& options) {
+  CudaExecutorOptions cuda;
+  cuda.topo = {options.nodes, options.gpus};
+  cuda.sms = options.sms;
+  cuda.link = link_model(options);
+  cuda.copy_engine = options.copy_engine_wire;
+  cuda.ring_depth = options.ring_depth;
+  cuda.deadline_s = options.deadline_s;
+  cuda.warn_s = options.warn_s;
+  cuda.on_warning = options.on_warning;
+  return CudaExecutor::create(cuda);
+}
+
+}  // namespace
+
+Result<World> World::create(const WorldOptions& asked) {
+  WorldOptions options = asked;
+  const bool choose_sms = options.sms == 0;
+  if (choose_sms) options.sms = options.device == Device::kHost ? kHostSms : kGpuSms;
+  const Partition partition = options.partition;
+  if (options.device == Device::kCuda && choose_sms) options.partition = {};  // checked when the SMs are known
   if (Status status = check_options(options); !status.ok()) return status.error();
-  if (options.device == Device::kSim) return World(std::make_shared<Impl>(options, nullptr));
+  if (options.device == Device::kSim) return World(std::make_shared<Impl>(options));
+  if (options.device == Device::kCuda) {
+    if (choose_sms) options.sms = 0;
+    Result<std::unique_ptr<CudaExecutor>> executor = create_cuda(options);
+    if (!executor.ok()) return executor.error();
+    options.sms = (*executor)->sms();
+    options.partition = partition;
+    if (Status status = validate_partition(partition, options.sms); !status.ok()) return status.error();
+    auto impl = std::make_shared<Impl>(options);
+    impl->cuda = std::move(executor.value());
+    return World(std::move(impl));
+  }
   HostExecutorOptions host;
   host.topo = {options.nodes, options.gpus};
   host.sms = options.sms;
@@ -96,7 +134,9 @@ Result<World> World::create(const WorldOptions& options) {
   host.on_warning = options.on_warning;
   Result<std::unique_ptr<HostExecutor>> executor = HostExecutor::create(host);
   if (!executor.ok()) return executor.error();
-  return World(std::make_shared<Impl>(options, std::move(executor.value())));
+  auto impl = std::make_shared<Impl>(options);
+  impl->executor = std::move(executor.value());
+  return World(std::move(impl));
 }
 
 World::World(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -111,6 +151,38 @@ void World::abort(const std::string& reason) { impl_->fail({ErrorKind::kAborted,
 std::string World::flight_record(int rank) const {
   if (!impl_->executor || rank < 0 || rank >= size()) return "";
   return impl_->executor->flight_record(rank);
+}
+
+Result<void*> World::allocate(int rank, std::int64_t bytes) {
+  if (rank < 0 || rank >= size()) return bad_argument(fmt::format("rank is {}: it must be 0 to {}", rank, size() - 1));
+  if (bytes < 0) return bad_argument(fmt::format("bytes is {}: it must be 0 or more", bytes));
+  if (impl_->cuda) return impl_->cuda->allocate(rank, bytes);
+  const auto size = static_cast<std::size_t>(bytes);
+  void* data = ::operator new(size == 0 ? 1 : size, kMemoryAlignment, std::nothrow);
+  if (data == nullptr) return Error{ErrorKind::kOutOfMemory, fmt::format("the system gives no {} bytes", bytes)};
+  return data;
+}
+
+void World::release(int rank, void* data) {
+  if (data == nullptr) return;
+  if (impl_->cuda) {
+    impl_->cuda->release(rank, data);
+  } else {
+    ::operator delete(data, kMemoryAlignment);
+  }
+}
+
+Status World::copy(int rank, void* dst, const void* src, std::int64_t bytes) {
+  if (rank < 0 || rank >= size()) return bad_argument(fmt::format("rank is {}: it must be 0 to {}", rank, size() - 1));
+  if (bytes < 0) return bad_argument(fmt::format("bytes is {}: it must be 0 or more", bytes));
+  if (bytes == 0) return Ok{};
+  if (impl_->cuda) return impl_->cuda->copy(rank, dst, src, bytes);
+  std::memcpy(dst, src, static_cast<std::size_t>(bytes));
+  return Ok{};
+}
+
+void* World::stream(int rank) const {
+  return impl_->cuda && rank >= 0 && rank < size() ? impl_->cuda->stream(rank) : nullptr;
 }
 
 }  // namespace mkernel

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "exec/cuda/cuda_executor.h"
 #include "exec/host/failure.h"
 #include "exec/host/host_executor.h"
 #include "mkernel/mkernel.h"
@@ -21,13 +22,15 @@ struct WorldHooks {
 
 class World::Impl {
  public:
-  Impl(const WorldOptions& world_options, std::unique_ptr<HostExecutor> host_executor)
-      : options(world_options), topo{world_options.nodes, world_options.gpus}, executor(std::move(host_executor)) {}
+  explicit Impl(const WorldOptions& world_options)
+      : options(world_options), topo{world_options.nodes, world_options.gpus} {}
 
-  Failure& failure() { return executor ? executor->failure() : sim_failure; }
+  Failure& failure() { return executor ? executor->failure() : cuda ? cuda->failure() : sim_failure; }
   void fail(Error error) {
     if (executor) {
       executor->fail(std::move(error));
+    } else if (cuda) {
+      cuda->fail(std::move(error));
     } else {
       sim_failure.set(std::move(error));
     }
@@ -37,7 +40,8 @@ class World::Impl {
 
   const WorldOptions options;
   const Topology topo;
-  const std::unique_ptr<HostExecutor> executor;  // null on Device::kSim
+  std::unique_ptr<HostExecutor> executor;  // Device::kHost
+  std::unique_ptr<CudaExecutor> cuda;      // Device::kCuda
   Failure sim_failure;
   std::atomic<std::uint32_t> sim_operators{0};
   WorldHooks hooks;

@@ -26,7 +26,7 @@ TEST(World, RefusesBadOptionsByName) {
       {[](auto& o) { o.gpus = 0; }, {"gpus is 0", "at least 1"}},
       {[](auto& o) { o.nodes = o.gpus = 1 << 20; }, {"1048576", "65536"}},
       {[](auto& o) { o.device = static_cast<Device>(5); }, {"device is 5", "kHost", "kSim"}},
-      {[](auto& o) { o.sms = 0; }, {"sms is 0", "1 to 1024"}},
+      {[](auto& o) { o.sms = -1; }, {"sms is -1", "1 to 1024"}},
       {[](auto& o) { o.sms = 1025; }, {"sms is 1025", "1 to 1024"}},
       {[](auto& o) { o.sms = 100, o.nodes = 41; }, {"4100 threads", "at most 4096"}},
       {[](auto& o) {

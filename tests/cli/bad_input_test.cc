@@ -54,6 +54,9 @@ const std::vector<NumberOption> kNumberOptions = {
     {"plan", "--rank", {"8", "70000"}},
     {"plan", "--tasks", {"4294967296"}},
     {"plan", "--m", {"36028797018963969"}},
+    {"bench", "--m", {"36028797018963969"}},
+    {"bench", "--sms", {"0", "1025"}},
+    {"bench", "--rounds", {"0", "1001"}},
     {"verify", "--k", {"36028797018963969"}},
     {"verify", "--gpus", {"0"}},
 };
@@ -65,7 +68,7 @@ struct WordOption {
 };
 const std::vector<WordOption> kWordOptions = {
     {"run", "--dtype", {"bf15", "float", "BF16", "", "16", "fp64", "bf16,fp16"}},
-    {"run", "--device", {"cuda", "gpu", "Host", "", "host,sim"}},
+    {"run", "--device", {"cuda:0", "gpu", "Host", "", "host,sim"}},
     {"run", "--fill", {"random", "zero", "", "Integer"}},
     {"run", "--deadline", {"0", "-1", "abc", "", "nan", "inf", "1e9", "5s", "0.0001"}},
     {"run",
@@ -83,6 +86,10 @@ const std::vector<WordOption> kWordOptions = {
      {"", "5", "5:", ":5", "5:0", "5:-1", "-5:1", "a:b", "1:2:3", "18446744073709551615:2", "1:2000000000"}},
     {"sim", "--dtype", {"bf15", ""}},
     {"plan", "--dtype", {"bf15", ""}},
+    {"bench", "--dtype", {"bf15", ""}},
+    {"bench", "--link", {"", "ib", "efa", "fast", "-1", "6:", "0", "6:5:unordered", "nan"}},
+    {"bench", "--block-ms", {"", "0", "nan", "1e9", "-1"}},
+    {"bench", "--json", {""}},
     {"verify", "--dtype", {"fp8", ""}},
 };
 
@@ -146,6 +153,10 @@ std::vector<BadInput> table() {
       {{"sim", "gemm_ar", "--fill", "integer"}, "--data"},
       {{"sim", "gemm_ar", "--data", "--m", "1m", "--n", "1m", "--k", "1m"}, "memory"},
       {{"sim", "gemm_ar", "--trace", "no/such/folder/file"}, "--trace"},
+      {{"bench"}, "gemm_core"},
+      {{"bench", "all"}, "'all'"},
+      {{"bench", "suite"}, "virtual_cluster"},
+      {{"bench", "gemm_ar", "ag_gemm"}, "'ag_gemm'"},
       {{"plan", "all"}, "'all'"},
       {{"plan", "gemm_ar", "--nodes", "1", "--gpus", "1", "--rank", "1"}, "--rank"},
       {{"verify", "all", "--m", "5"}, "sizes"},
@@ -174,6 +185,8 @@ std::vector<BadInput> table() {
            {"sim", "--nodes --gpus --m --n --k --dtype --bm --bn --band --chunk-tiles --chunk-rows --preset --sms "
                    "--partition --ring-depth --deadline --seed --fill --seeds --inject --trace"},
            {"plan", "--nodes --gpus --m --n --k --dtype --rank --tasks"},
+           {"bench", "--nodes --gpus --m --n --k --dtype --bm --bn --band --chunk-tiles --chunk-rows --sms --partition "
+                     "--link --rounds --block-ms --filter --json --commit"},
            {"verify", "--nodes --gpus --m --n --k --dtype"}}) {
     for (const std::string& option : words(options)) inputs.push_back({{command, "gemm_ar", option}, option});
   }

@@ -12,7 +12,7 @@
 namespace mkernel::cli {
 namespace {
 
-const std::vector<std::string> kCommands = {"", "run", "sim", "plan", "verify", "info"};
+const std::vector<std::string> kCommands = {"", "run", "sim", "plan", "verify", "bench", "info"};
 
 std::string help_of(const std::string& command) {
   const CliRun result = run(command.empty() ? std::vector<std::string>{"--help"}

@@ -14,7 +14,8 @@ namespace mkernel {
 
 struct Event {
   Nanos time = 0;
-  std::uint32_t actor = 0;  // who acts; the simulator numbers its actors
+  std::int32_t rank = 0;
+  std::int32_t actor = 0;  // who acts on this rank; the simulator numbers its actors
 };
 
 class EventQueue {

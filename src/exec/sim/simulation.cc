@@ -27,7 +27,7 @@ Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* co
   const Injection& inject = options_.inject;
 
   for (const PlanSource* source : operators) {
-    Operator op;
+    Operator op(&memory_);
     op.source = source;
     op.plan = source->plan();
     op.layout = HeapLayout(op.plan);
@@ -39,12 +39,13 @@ Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* co
       op.orders.push_back(servers.order(sm));
     }
     op.epochs.assign(world, inject.start_epoch);
-    op.flags.assign(world, std::vector<Flag>(2 * std::size_t{op.plan.flag_count()}));
+    op.flags_per_rank = 2 * std::size_t{op.plan.flag_count()};
+    op.flags.resize(world * op.flags_per_rank);
     if (inject.start_epoch != 0) {
-      std::vector<std::uint32_t> values(2 * std::size_t{op.plan.flag_count()});
+      std::vector<std::uint32_t> values(op.flags_per_rank);
       for (std::int32_t rank = 0; rank < world_; ++rank) {
         init_flags(*source, rank, inject.start_epoch, values.data());
-        for (std::size_t i = 0; i < values.size(); ++i) op.flags[rank][i].value = values[i];
+        for (std::size_t i = 0; i < values.size(); ++i) op.flag(rank, static_cast<std::int64_t>(i)).value = values[i];
       }
     }
     if (options_.data) {
@@ -68,6 +69,7 @@ Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* co
   ranks_.resize(world);
   lanes_.resize(world * static_cast<std::size_t>(lanes_per_rank_));
   sms_.resize(world * static_cast<std::size_t>(options_.sms));
+  if (options_.trace) begins_.resize(sms_.size());
   nvlink_out_.assign(world, 0);
   nvlink_in_.assign(world, 0);
   ranks_left_ = calls.empty() ? 0 : world_;
@@ -81,12 +83,11 @@ Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* co
   link.seed = random_.next();
   link.again_probability = inject.post_again;
   link.post_ns = cost_.post_ns;
-  network_ = std::make_unique<LocalNetwork>(world_, link, this,
-                                            [this](std::int32_t rank, Nanos when) { wake_proxy(rank, when); });
+  network_ = std::make_unique<LocalNetwork>(
+      world_, link, this, [this](std::int32_t rank, Nanos when) { wake_proxy(rank, when); }, &memory_);
   const std::int32_t nodes = options_.topo.nodes;
   // What a record waits in costs memory by nodes squared; deep rings change nothing once the link is the limit.
   const auto depth = static_cast<std::uint32_t>(nodes > 16 ? std::min(options_.ring_depth, 16) : options_.ring_depth);
-  rings_.resize(world);
   for (std::int32_t rank = 0; rank < world_; ++rank) {
     ProxyConfig config;
     config.rank = rank;
@@ -94,16 +95,16 @@ Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* co
     config.endpoint = network_->endpoint(rank);
     config.landing = this;
     config.hinted = true;
+    config.memory = &memory_;
     for (std::int32_t node = 0; node < nodes; ++node) {
-      const bool own = node == options_.topo.node_of(rank);
       const std::uint32_t start = inject.start_epoch == 0 ? 0 : 0xfffffffd;
-      rings_[rank].push_back(own ? nullptr : std::make_unique<CommandRing>(depth, start));
-      config.rings.push_back(rings_[rank].back().get());
+      rings_.emplace_back(depth, start);
+      config.rings.push_back(&rings_.back());
     }
-    proxies_.push_back(std::make_unique<Proxy>(config));
+    proxies_.emplace_back(config);
     for (std::size_t i = 0; i < operators_.size(); ++i) {
       const Operator& op = operators_[i];
-      proxies_.back()->add_operator(static_cast<std::uint32_t>(i), op.source, op.layout, inject.start_epoch);
+      proxies_.back().add_operator(static_cast<std::uint32_t>(i), op.source, op.layout, inject.start_epoch);
     }
   }
   if (options_.races) {
@@ -113,12 +114,12 @@ Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* co
 
   for (std::int32_t rank = 0; rank < world_ && ranks_left_ > 0; ++rank) {
     for (std::int32_t sm = 0; sm < options_.sms; ++sm) sm_of(rank, sm).slow = random_.chance(inject.slow_sm);
-    schedule(rank == inject.late_rank ? inject.late_ns : 0, control_actor(Control::kLaunch, rank));
-    if (inject.withheld_sms > 0) schedule(inject.withheld_until_ns, control_actor(Control::kReturnSms, rank));
-    schedule(std::min(seconds(options_.warn_s), seconds(options_.deadline_s)), control_actor(Control::kWatch, rank));
+    schedule(rank == inject.late_rank ? inject.late_ns : 0, rank, control_actor(Control::kLaunch));
+    if (inject.withheld_sms > 0) schedule(inject.withheld_until_ns, rank, control_actor(Control::kReturnSms));
+    schedule(std::min(seconds(options_.warn_s), seconds(options_.deadline_s)), rank, control_actor(Control::kWatch));
   }
   if (inject.dead_rank >= 0 && inject.dead_rank < world_) {
-    schedule(inject.dead_ns, control_actor(Control::kDie, inject.dead_rank));
+    schedule(inject.dead_ns, inject.dead_rank, control_actor(Control::kDie));
   }
 }
 
@@ -126,49 +127,26 @@ Simulation::~Simulation() = default;
 
 // ---- events
 
-void Simulation::schedule(Nanos time, std::uint32_t actor) { queue_.push({time, actor}); }
-
-std::uint32_t Simulation::sm_actor(std::int32_t rank, std::int32_t sm) const {
-  return static_cast<std::uint32_t>(rank * options_.sms + sm);
-}
-std::uint32_t Simulation::lane_actor(std::int32_t rank, std::int32_t lane) const {
-  return static_cast<std::uint32_t>(world_ * options_.sms + rank * lanes_per_rank_ + lane);
-}
-std::uint32_t Simulation::proxy_actor(std::int32_t rank) const {
-  return static_cast<std::uint32_t>(world_ * (options_.sms + lanes_per_rank_) + rank);
-}
-std::uint32_t Simulation::control_actor(Control what, std::int32_t rank) const {
-  const std::int32_t base = world_ * (options_.sms + lanes_per_rank_ + 1);
-  return static_cast<std::uint32_t>(base + static_cast<std::int32_t>(what) * world_ + rank);
-}
-
 SimReport Simulation::run() {
   while (!done_ && ranks_left_ > 0) {
     MK_CHECK(!queue_.empty());  // the watches never run out before the ranks do
     const Event event = queue_.pop(options_.inject.shuffle ? random_.next() : 0);
     now_ = event.time;
     ++report_.events;
-    dispatch_event(event.actor, event.time);
+    dispatch_event(event);
   }
   report_.network_bytes = 0;
-  for (const auto& proxy : proxies_) report_.network_bytes += proxy->stats().bytes;
+  for (const Proxy& proxy : proxies_) report_.network_bytes += proxy.stats().bytes;
   return std::move(report_);
 }
 
-void Simulation::dispatch_event(std::uint32_t actor, Nanos time) {
-  auto at = static_cast<std::int32_t>(actor);
-  const std::int32_t sms = world_ * options_.sms;
-  if (at < sms) return end(at / options_.sms, at % options_.sms);
-  at -= sms;
-  const std::int32_t lanes = world_ * lanes_per_rank_;
-  if (at < lanes) return advance(at / lanes_per_rank_, at % lanes_per_rank_);
-  at -= lanes;
-  if (at < world_) {
-    if (ranks_[at].proxy_at == time) step_proxy(at);
-    return;
-  }
-  at -= world_;
-  control(static_cast<Control>(at / world_), at % world_);
+void Simulation::dispatch_event(const Event& event) {
+  const std::int32_t rank = event.rank;
+  const std::int32_t actor = event.actor;
+  if (actor < options_.sms) return end(rank, actor);
+  if (actor < proxy_actor()) return advance(rank, actor - options_.sms);
+  if (actor > proxy_actor()) return control(static_cast<Control>(actor - proxy_actor() - 1), rank);
+  if (ranks_[rank].proxy_at == event.time) step_proxy(rank);
 }
 
 void Simulation::control(Control what, std::int32_t rank) {
@@ -180,7 +158,7 @@ void Simulation::control(Control what, std::int32_t rank) {
       if (r.call >= calls_.size()) return;  // it had finished
       r.dead = true;
       network_->kill(rank);
-      schedule(now_ + kDeathNoticed, control_actor(Control::kDeath, rank));
+      schedule(now_ + kDeathNoticed, rank, control_actor(Control::kDeath));
       return;
     case Control::kDeath: {
       for (std::int32_t other = 0; other < world_; ++other) {
@@ -261,7 +239,7 @@ void Simulation::launch(std::int32_t rank) {
     if (l.count >= 0 && l.open && l.head < 0) advance(rank, lane);
   }
   if (gate_free && --call_states_[r.call].gates_left == 0) open_gate(r.call);
-  if (no_tasks) schedule(now_, lane_actor(rank, completion_lane_));
+  if (no_tasks) schedule(now_, rank, lane_actor(completion_lane_));
 }
 
 void Simulation::open_gate(std::size_t call) {
@@ -273,7 +251,7 @@ void Simulation::open_gate(std::size_t call) {
       Lane& l = lane_of(rank, lane);
       if (l.count < 0 || l.open) continue;
       l.open = true;
-      schedule(now_, lane_actor(rank, lane));
+      schedule(now_, rank, lane_actor(lane));
     }
   }
 }
@@ -298,7 +276,7 @@ void Simulation::complete(std::int32_t rank) {
     --ranks_left_;
     return;
   }
-  schedule(now_, control_actor(Control::kLaunch, rank));
+  schedule(now_, rank, control_actor(Control::kLaunch));
 }
 
 // ---- when something goes wrong
@@ -318,7 +296,7 @@ void Simulation::watch(std::int32_t rank) {
   }
   const Nanos since = r.running ? r.progress_at : now_;
   const Nanos next = waited < warn ? std::min(since + warn, since + deadline) : since + deadline;
-  schedule(std::max(next, now_ + 1), control_actor(Control::kWatch, rank));
+  schedule(std::max(next, now_ + 1), rank, control_actor(Control::kWatch));
 }
 
 // The wait that holds this rank up: of a lane's head, else of the completion.
@@ -331,9 +309,7 @@ AbortRecord Simulation::blocked_wait(std::int32_t rank) {
   record.epoch = r.epoch;
   record.waited_s = static_cast<double>(now_ - r.progress_at) / 1e9;
   const std::uint32_t use = use_of_epoch(r.epoch);
-  const auto value = [&](std::uint32_t flag) {
-    return op.flags[rank][static_cast<std::size_t>(op.layout.flag_index(flag, r.epoch))].value;
-  };
+  const auto value = [&](std::uint32_t flag) { return op.flag(rank, op.layout.flag_index(flag, r.epoch)).value; };
   for (std::int32_t lane = 0; lane < completion_lane_; ++lane) {
     const Lane& l = lane_of(rank, lane);
     if (l.count < 0 || !l.open || l.head >= l.count) continue;

@@ -1,7 +1,9 @@
 // The state of one simulation. simulator.h is the way in; this file is for simulation.cc and its tests.
 #pragma once
 #include <array>
+#include <deque>
 #include <memory>
+#include <memory_resource>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "exec/abort.h"
 #include "exec/memory.h"
 #include "exec/sim/event_queue.h"
+#include "exec/sim/huge_pages.h"
 #include "exec/sim/races.h"
 #include "exec/sim/simulator.h"
 #include "net/proxy.h"
@@ -27,6 +30,7 @@ class Simulation final : public Landing {
   void stamp(std::int32_t rank, std::uint32_t op, std::int64_t flag, std::uint32_t value) override;
 
  private:
+  static constexpr std::size_t kLine = 64;  // bytes of a cache line
   static constexpr std::int32_t kNobody = -1;
   static constexpr std::int16_t kIdle = -1;      // an SM without a task
   static constexpr std::int16_t kWithheld = -2;  // an SM that another kernel holds
@@ -38,28 +42,29 @@ class Simulation final : public Landing {
     Nanos visible_at = 0;
   };
   // A lane shows its head task: the next one to be taken. The last lane of a rank stands for the call's completion.
-  struct Lane {
-    Task task;
+  struct alignas(kLine) Lane {
     std::int64_t head = 0;
     std::int64_t count = 0;
-    Role role = Role::kCompute;
-    std::int16_t number = 0;
-    bool open = false;                   // false: gated (unfused), or not of this operator
+    Nanos ready_at = 0;                  // when the last flag that it has waited for is visible
     std::int32_t next_waiter = kNobody;  // in the list of the flag that it waits for
     std::uint32_t target = 0;            // what that flag must reach
     std::uint32_t wait = 0;              // of the task's waits, those before this one are met,
     std::uint32_t scanned = 0;           // and this many flags of this one
-    Nanos ready_at = 0;                  // when the last of them is visible
-  };
-  struct Sm {
+    std::int16_t number = 0;
+    Role role = Role::kCompute;
+    bool open = false;  // false: gated (unfused), or not of this operator
     Task task;
+  };
+  // Keeps of its task only what its end needs: half a cache line, as SMs are many.
+  struct alignas(kLine / 2) Sm {
     std::int64_t index = 0;  // of the task in its lane
-    Nanos begin = 0;
+    Signal signals[2];
+    std::int32_t peer = -1;  // of the task
     std::int16_t lane = kIdle;
     bool slow = false;
     bool act_at_end = false;
   };
-  struct Rank {
+  struct alignas(kLine) Rank {
     std::size_t call = 0;
     std::uint64_t epoch = 0;
     bool running = false;
@@ -74,6 +79,8 @@ class Simulation final : public Landing {
     std::vector<std::int32_t> blocked;   // send lanes that found their ring full
   };
   struct Operator {
+    explicit Operator(std::pmr::memory_resource* resource) : flags(resource) {}
+
     const PlanSource* source = nullptr;
     Plan plan;
     HeapLayout layout;
@@ -81,10 +88,15 @@ class Simulation final : public Landing {
     std::vector<Role> first_roles;            // by SM
     std::vector<std::array<Role, 3>> orders;  // by SM: where it looks for work
     std::vector<std::uint64_t> epochs;        // by rank
-    std::vector<std::vector<Flag>> flags;     // by rank
+    std::pmr::vector<Flag> flags;             // by rank and index
+    std::size_t flags_per_rank = 0;           // of both parities
     std::vector<std::vector<std::byte>> heaps;
     std::unique_ptr<Memory> memory;
     std::unique_ptr<TileScratch> scratch;
+
+    Flag& flag(std::int32_t rank, std::int64_t index) {
+      return flags[static_cast<std::size_t>(rank) * flags_per_rank + static_cast<std::size_t>(index)];
+    }
   };
   struct Call {
     std::int32_t ranks_left = 0;
@@ -92,22 +104,26 @@ class Simulation final : public Landing {
     bool gate_open = false;
   };
 
-  // Actors, in this order: SMs, lanes, proxies, then one of each Control per rank.
+  // Actors of a rank, in this order: SMs, lanes, the proxy, then one of each Control.
   enum class Control : std::uint8_t { kLaunch, kWatch, kDie, kDeath, kReturnSms };
-  static constexpr int kControls = 5;
 
   // Roles that SMs serve, as indices of Rank::ready and Rank::idle.
   static std::size_t slot(Role role) { return role == Role::kCompute ? 0 : role == Role::kIntra ? 1 : 2; }
 
-  void schedule(Nanos time, std::uint32_t actor);
-  void dispatch_event(std::uint32_t actor, Nanos time);
+  void schedule(Nanos time, std::int32_t rank, std::int32_t actor) { queue_.push({time, rank, actor}); }
+  void dispatch_event(const Event& event);
   void control(Control what, std::int32_t rank);
-  std::uint32_t sm_actor(std::int32_t rank, std::int32_t sm) const;
-  std::uint32_t lane_actor(std::int32_t rank, std::int32_t lane) const;
-  std::uint32_t proxy_actor(std::int32_t rank) const;
-  std::uint32_t control_actor(Control what, std::int32_t rank) const;
+  std::int32_t sm_actor(std::int32_t sm) const { return sm; }
+  std::int32_t lane_actor(std::int32_t lane) const { return options_.sms + lane; }
+  std::int32_t proxy_actor() const { return options_.sms + lanes_per_rank_; }
+  std::int32_t control_actor(Control what) const { return proxy_actor() + 1 + static_cast<std::int32_t>(what); }
+
   Lane& lane_of(std::int32_t rank, std::int32_t lane) { return lanes_[std::size_t(rank) * lanes_per_rank_ + lane]; }
   Sm& sm_of(std::int32_t rank, std::int32_t sm) { return sms_[std::size_t(rank) * options_.sms + sm]; }
+  CommandRing& ring_to(std::int32_t rank, std::int32_t node) {
+    return rings_[std::size_t(rank) * options_.topo.nodes + node];
+  }
+  Nanos& begin_of(std::int32_t rank, std::int32_t sm) { return begins_[std::size_t(rank) * options_.sms + sm]; }
   Operator& op_of(const Rank& rank) { return operators_[calls_[rank.call].op]; }
 
   void launch(std::int32_t rank);
@@ -125,8 +141,8 @@ class Simulation final : public Landing {
   void start(std::int32_t rank, std::int32_t sm, std::int32_t lane);
   void end(std::int32_t rank, std::int32_t sm);
   void next_task(std::int32_t rank, std::int32_t sm);
-  void raise_signals(std::int32_t rank, const Task& task, std::size_t process);
-  void raise(Operator& op, std::int32_t rank, std::int64_t flag, std::uint32_t value, Nanos latency);
+  void raise_signals(std::int32_t rank, const Sm& s, std::size_t process);
+  void raise(Flag& flag, std::int32_t rank, std::uint32_t value, Nanos latency);
   Nanos duration(const Operator& op, std::int32_t rank, const Task& task, const Sm& sm);
   Nanos reserve(std::vector<Nanos>& link, std::int32_t rank, std::int64_t bytes);
   void step_proxy(std::int32_t rank);
@@ -150,6 +166,10 @@ class Simulation final : public Landing {
 
   SimOptions options_;
   CostModel cost_;
+  // All that is as large as the world and never grows.
+  HugePages huge_pages_;
+  std::pmr::monotonic_buffer_resource memory_{&huge_pages_};
+
   std::vector<Operator> operators_;
   std::span<const SimCall> calls_;
   std::vector<Call> call_states_;
@@ -158,14 +178,15 @@ class Simulation final : public Landing {
   std::int32_t completion_lane_ = 0;
   Random random_;
 
-  std::vector<Rank> ranks_;
-  std::vector<Lane> lanes_;
-  std::vector<Sm> sms_;
+  std::pmr::vector<Rank> ranks_{&memory_};
+  std::pmr::vector<Lane> lanes_{&memory_};
+  std::pmr::vector<Sm> sms_{&memory_};
+  std::vector<Nanos> begins_;      // by SM, only for a trace: when its task began
   std::vector<Nanos> nvlink_out_;  // when each GPU's NVLink is free, per direction
   std::vector<Nanos> nvlink_in_;
   std::unique_ptr<LocalNetwork> network_;
-  std::vector<std::vector<std::unique_ptr<CommandRing>>> rings_;
-  std::vector<std::unique_ptr<Proxy>> proxies_;
+  std::pmr::deque<CommandRing> rings_{&memory_};  // by rank and destination node; that to the own node is not used
+  std::pmr::deque<Proxy> proxies_{&memory_};
   std::unique_ptr<RaceDetector> races_;
   std::unordered_map<std::uint64_t, std::size_t> put_process_;
   std::vector<std::string> labels_;  // what the race detector calls an access

@@ -16,23 +16,24 @@ void Simulation::wake_proxy(std::int32_t rank, Nanos when) {
   when = std::max(when, now_);
   if (when >= r.proxy_at) return;
   r.proxy_at = when;
-  schedule(when, proxy_actor(rank));
+  schedule(when, rank, proxy_actor());
 }
 
 void Simulation::step_proxy(std::int32_t rank) {
   Rank& r = ranks_[rank];
   r.proxy_at = kNever;
   if (r.dead) return;
-  Proxy& proxy = *proxies_[rank];
-  do {
+  Proxy& proxy = proxies_[rank];
+  Nanos next = now_;
+  while (next <= now_) {
     proxy.step(now_);
-  } while (proxy.next_event() <= now_);
+    next = proxy.next_event();
+  }
   if (proxy.failure()) return fail(ErrorKind::kPeerLost, proxy.failure()->message());
   if (!r.blocked.empty()) {
     const std::vector<std::int32_t> blocked = std::exchange(r.blocked, {});
     for (const std::int32_t lane : blocked) advance(rank, lane);
   }
-  const Nanos next = proxy.next_event();
   if (next != kNever) wake_proxy(rank, next);
 }
 
@@ -75,7 +76,7 @@ void Simulation::stamp(std::int32_t rank, std::uint32_t op, std::int64_t flag, s
     races_->restart(process, key);
     races_->release(process, flag_key(op, rank, flag));
   }
-  raise(operators_[op], rank, flag, value, cost_.own_flag_ns);
+  raise(operators_[op].flag(rank, flag), rank, value, cost_.own_flag_ns);
 }
 
 // ---- races
@@ -115,15 +116,15 @@ void Simulation::check_accesses(std::int32_t rank, std::int32_t sm) {
   const Sm& s = sm_of(rank, sm);
   const Lane& l = lane_of(rank, s.lane);
   const std::uint64_t epoch = ranks_[rank].epoch;
-  labels_.push_back(fmt::format("epoch {}, {}", epoch, name_of(rank, l.role, l.number, s.index, s.task)));
+  labels_.push_back(fmt::format("epoch {}, {}", epoch, name_of(rank, l.role, l.number, l.head, l.task)));
   const std::uint64_t label = labels_.size() - 1;
   const std::string who = labels_.back();
   const std::size_t process = sm_process(rank, sm);
-  if (s.task.block.empty()) return;
-  for_each_read(op.plan, rank, s.task, [&](const Access& access) {
+  if (l.task.block.empty()) return;
+  for_each_read(op.plan, rank, l.task, [&](const Access& access) {
     check_access(process, op.memory->read(access, epoch), false, label, who);
   });
-  for_each_write(op.plan, rank, s.task, [&](const Access& access) {
+  for_each_write(op.plan, rank, l.task, [&](const Access& access) {
     const OutMatrix m = op.memory->write(access, epoch);
     check_access(process, {m.data, m.dtype, m.rows, m.cols, m.row_stride, m.col_stride}, true, label, who);
   });

@@ -19,13 +19,12 @@ bool Simulation::waits_met(std::int32_t rank, std::int32_t lane) {
   Operator& op = operators_[calls_[r.call].op];
   Lane& l = lane_of(rank, lane);
   const std::uint32_t use = use_of_epoch(r.epoch);
-  std::vector<Flag>& flags = op.flags[rank];
   for (; l.wait < 2; ++l.wait, l.scanned = 0) {
     const Wait& wait = l.task.waits[l.wait];
     const std::uint32_t target = use * wait.count;
     const std::int64_t first = op.layout.flag_index(wait.flag, r.epoch);
     for (; l.scanned < wait.span; ++l.scanned) {
-      Flag& flag = flags[static_cast<std::size_t>(first + l.scanned)];
+      Flag& flag = op.flag(rank, first + l.scanned);
       if (!flag_reached(flag.value, target)) {
         l.target = target;
         l.next_waiter = flag.waiter;
@@ -52,7 +51,7 @@ void Simulation::advance(std::int32_t rank, std::int32_t lane) {
   Lane& l = lane_of(rank, lane);
   if (lane == completion_lane_) {
     if (!waits_met(rank, lane)) return;
-    if (l.ready_at > now_) return schedule(l.ready_at, lane_actor(rank, lane));
+    if (l.ready_at > now_) return schedule(l.ready_at, rank, lane_actor(lane));
     return complete(rank);
   }
   if (l.head < 0) {
@@ -64,7 +63,7 @@ void Simulation::advance(std::int32_t rank, std::int32_t lane) {
       finish_task(rank, l.role);
     } else {
       if (!waits_met(rank, lane)) return;
-      if (l.ready_at > now_) return schedule(l.ready_at, lane_actor(rank, lane));
+      if (l.ready_at > now_) return schedule(l.ready_at, rank, lane_actor(lane));
       if (l.role == Role::kSend) {
         if (!send(rank, l)) {
           r.blocked.push_back(lane);
@@ -92,7 +91,7 @@ void Simulation::finish_task(std::int32_t rank, Role role) {
   if (!options_.fused && first_phase(op_of(r), role) && --r.gated == 0) {
     if (--call_states_[r.call].gates_left == 0) open_gate(r.call);
   }
-  if (--r.remaining == 0) schedule(now_, lane_actor(rank, completion_lane_));
+  if (--r.remaining == 0) schedule(now_, rank, lane_actor(completion_lane_));
 }
 
 bool Simulation::send(std::int32_t rank, Lane& l) {
@@ -101,9 +100,8 @@ bool Simulation::send(std::int32_t rank, Lane& l) {
   Operator& op = operators_[number];
   const std::int32_t node = options_.topo.node_of(l.task.peer);
   const auto id = static_cast<std::uint32_t>(send_id(op.plan, {l.number, l.head}));
-  CommandRing* ring = rings_[rank][node].get();
-  MK_CHECK(ring != nullptr);
-  const RingView view = ring->view();
+  MK_CHECK_OP(node, !=, options_.topo.node_of(rank));
+  const RingView view = ring_to(rank, node).view();
   const Record record{number, static_cast<std::uint32_t>(r.epoch & 0xff), id, 0, 0};
   if (!try_push(view, record)) return false;
   if (races_) {
@@ -113,7 +111,7 @@ bool Simulation::send(std::int32_t rank, Lane& l) {
     races_->release(send_process(rank), key);
     put_process_[key] = net_process(rank, l.task.peer);
   }
-  proxies_[rank]->ring_filled(node);
+  proxies_[rank].ring_filled(node);
   wake_proxy(rank, now_ + cost_.record_ns);
   finish_task(rank, Role::kSend);
   return true;
@@ -142,17 +140,18 @@ void Simulation::start(std::int32_t rank, std::int32_t sm, std::int32_t lane) {
   Operator& op = op_of(r);
   Lane& l = lane_of(rank, lane);
   Sm& s = sm_of(rank, sm);
-  s.task = l.task;
   s.index = l.head;
+  std::copy(std::begin(l.task.signals), std::end(l.task.signals), s.signals);
+  s.peer = l.task.peer;
   s.lane = static_cast<std::int16_t>(lane);
-  s.begin = now_;
+  if (options_.trace) begin_of(rank, sm) = now_;
   if (races_) {
-    acquire_waits(rank, op, s.task, sm_process(rank, sm));
+    acquire_waits(rank, op, l.task, sm_process(rank, sm));
     check_accesses(rank, sm);
   }
   s.act_at_end = options_.inject.shuffle && (random_.next() & 1) != 0;
-  if (op.memory && !s.act_at_end) op.memory->act(rank, s.task, r.epoch, *op.scratch);
-  schedule(now_ + duration(op, rank, s.task, s), sm_actor(rank, sm));
+  if (op.memory && !s.act_at_end) op.memory->act(rank, l.task, r.epoch, *op.scratch);
+  schedule(now_ + duration(op, rank, l.task, s), rank, sm_actor(sm));
 }
 
 void Simulation::end(std::int32_t rank, std::int32_t sm) {
@@ -161,13 +160,14 @@ void Simulation::end(std::int32_t rank, std::int32_t sm) {
   Operator& op = op_of(r);
   Sm& s = sm_of(rank, sm);
   const Lane& l = lane_of(rank, s.lane);
-  if (op.memory && s.act_at_end) op.memory->act(rank, s.task, r.epoch, *op.scratch);
+  const auto task = [&] { return op.source->task(rank, l.role, l.number, s.index); };
+  if (op.memory && s.act_at_end) op.memory->act(rank, task(), r.epoch, *op.scratch);
   if (options_.trace) {
-    report_.trace.push_back({name_of(rank, l.role, l.number, s.index, s.task), rank, sm,
-                             static_cast<double>(s.begin) / 1e3, static_cast<double>(now_) / 1e3});
+    report_.trace.push_back({name_of(rank, l.role, l.number, s.index, task()), rank, sm,
+                             static_cast<double>(begin_of(rank, sm)) / 1e3, static_cast<double>(now_) / 1e3});
   }
   s.lane = kIdle;
-  raise_signals(rank, s.task, sm_process(rank, sm));
+  raise_signals(rank, s, sm_process(rank, sm));
   finish_task(rank, l.role);
   next_task(rank, sm);
 }
@@ -192,34 +192,33 @@ void Simulation::next_task(std::int32_t rank, std::int32_t sm) {
   r.idle[slot(op.first_roles[static_cast<std::size_t>(sm)])].push_back(sm);
 }
 
-void Simulation::raise_signals(std::int32_t rank, const Task& task, std::size_t process) {
+void Simulation::raise_signals(std::int32_t rank, const Sm& s, std::size_t process) {
   Rank& r = ranks_[rank];
   const std::int32_t number = calls_[r.call].op;
   Operator& op = operators_[number];
   const std::uint32_t use = use_of_epoch(r.epoch);
-  for (const Signal& signal : task.signals) {
+  for (const Signal& signal : s.signals) {
     if (signal.reach == Reach::kNobody) continue;
     const std::int64_t flag = op.layout.flag_index(signal.flag, r.epoch);
-    for_each_rank(options_.topo, rank, signal.reach, task.peer, [&](std::int32_t to) {
+    for_each_rank(options_.topo, rank, signal.reach, s.peer, [&](std::int32_t to) {
       if (races_) races_->release(process, flag_key(static_cast<std::uint32_t>(number), to, flag));
-      const std::uint32_t value = signal.stamp ? use : op.flags[to][static_cast<std::size_t>(flag)].value + 1;
-      raise(op, to, flag, value, to == rank ? cost_.own_flag_ns : cost_.flag_ns);
+      Flag& f = op.flag(to, flag);
+      raise(f, to, signal.stamp ? use : f.value + 1, to == rank ? cost_.own_flag_ns : cost_.flag_ns);
     });
   }
 }
 
-void Simulation::raise(Operator& op, std::int32_t rank, std::int64_t flag, std::uint32_t value, Nanos latency) {
-  Flag& f = op.flags[rank][static_cast<std::size_t>(flag)];
-  f.value = value;
-  f.visible_at = std::max(f.visible_at, now_ + latency);
-  std::int32_t* link = &f.waiter;
+void Simulation::raise(Flag& flag, std::int32_t rank, std::uint32_t value, Nanos latency) {
+  flag.value = value;
+  flag.visible_at = std::max(flag.visible_at, now_ + latency);
+  std::int32_t* link = &flag.waiter;
   while (*link != kNobody) {
     Lane& l = lane_of(rank, *link);
     if (flag_reached(value, l.target)) {
       const std::int32_t lane = *link;
       *link = l.next_waiter;
       // Looks on at once: of a long range of stamps only the last one makes an event.
-      if (waits_met(rank, lane)) schedule(std::max(l.ready_at, now_), lane_actor(rank, lane));
+      if (waits_met(rank, lane)) schedule(std::max(l.ready_at, now_), rank, lane_actor(lane));
     } else {
       link = &l.next_waiter;
     }

@@ -85,86 +85,94 @@ class SingleUser {
 
 class LocalNetwork::LocalEndpoint final : public Endpoint {
  public:
-  LocalEndpoint(LocalNetwork& network, std::int32_t rank, std::int32_t world);
+  LocalEndpoint(LocalNetwork& network, std::int32_t rank, std::int32_t world, std::pmr::memory_resource* memory);
 
   PostStatus post(const Put& put, Nanos now) override;
   int poll(Nanos now, std::span<TransportEvent> events) override;
   Nanos next_event() const override;
   int arrivals_per_put() const override { return link().unordered ? link().pieces : 0; }
 
-  // order: none needed for these two. Death has no happens-before, and the counter is a statistic.
-  void kill() { dead_.store(true, std::memory_order_relaxed); }
+  // order: none needed, the counter is a statistic.
   std::int64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
 
  private:
-  // A put in flight.
-  struct Flight {
+  // A put in flight. Aligned so that it lies in two cache lines.
+  struct alignas(64) Flight {
     Put put;
     std::int32_t pieces_left = 0;
     bool failed = false;
   };
-  // Something to do with a piece of a flight at a time.
+  // What is to be done with a piece of a flight.
+  enum class Stage : std::uint8_t {
+    kLand,    // move its bytes and raise its arrival
+    kArrive,  // the bytes are there, only the arrival is to be raised
+    kLose,    // the destination is dead, and now we know
+  };
+  // A piece and the time when something is to be done with it. Small, as a heap of them is walked for every put.
   struct Due {
     Nanos when = 0;
-    std::uint64_t number = 0;  // equal times: first booked, first served
-    std::int32_t flight = 0;
-    std::int32_t piece = 0;
-    bool landed = false;  // the bytes are there, only the arrival is to be raised
-    bool lost = false;    // the destination is dead, and now we know
+    std::uint32_t number = 0;  // equal times: first booked, first served; wraps, as few are booked at a time
+    std::int32_t piece = 0;    // flight * pieces per put + piece of the flight
   };
   struct Later {
     bool operator()(const Due& a, const Due& b) const {
-      return a.when != b.when ? a.when > b.when : a.number > b.number;
+      return a.when != b.when ? a.when > b.when : static_cast<std::int32_t>(a.number - b.number) > 0;
     }
   };
 
   const LinkModel& link() const { return network_.link_; }
-  bool dead() const { return dead_.load(std::memory_order_relaxed); }  // order: see kill()
-  LocalEndpoint& peer(std::int32_t rank) const { return *network_.endpoints_[static_cast<std::size_t>(rank)]; }
+  Port& port(std::int32_t rank) const { return network_.ports_[static_cast<std::size_t>(rank)]; }
+  // order: none needed. Death has no happens-before.
+  bool dead(std::int32_t rank) const { return port(rank).dead.load(std::memory_order_relaxed); }
   double random();
   Nanos book(const Put& put, std::int64_t bytes);
-  void schedule(Due due);
-  bool carry(Due due, Nanos now);
+  std::int32_t pieces() const { return link().unordered ? link().pieces : 1; }
+  void schedule(std::int32_t piece, Nanos when, Stage stage);
+  bool carry(const Due& due, Nanos now);
 
   LocalNetwork& network_;
   std::int32_t rank_;
   std::linear_congruential_engine<std::uint64_t, 6364136223846793005, 1442695040888963407, 0> engine_;  // Knuth's MMIX
   std::atomic<bool> inside_ = false;
-  std::vector<Flight> flights_;
-  std::vector<std::int32_t> free_flights_;
-  std::vector<Due> due_;  // a heap, soonest first
-  std::uint64_t next_number_ = 0;
+  std::pmr::vector<Flight> flights_;
+  std::pmr::vector<std::int32_t> free_flights_;
+  std::pmr::vector<Stage> stages_;  // by piece, see Due
+  std::pmr::vector<Due> due_;       // a heap, soonest first
+  std::uint32_t next_number_ = 0;
   Nanos egress_free_ = 0;
   std::vector<Nanos> last_arrival_;  // by destination; only for jitter that must keep order
 
-  // Touched by other ranks' threads.
-  alignas(64) std::atomic<Nanos> ingress_free_ = 0;
-  std::atomic<bool> dead_ = false;
   std::atomic<std::int64_t> bytes_sent_ = 0;
-  ArrivalQueue arrivals_;
+  ArrivalQueue arrivals_;  // other ranks' threads push
 };
 
-LocalNetwork::LocalEndpoint::LocalEndpoint(LocalNetwork& network, std::int32_t rank, std::int32_t world)
+LocalNetwork::LocalEndpoint::LocalEndpoint(LocalNetwork& network, std::int32_t rank, std::int32_t world,
+                                           std::pmr::memory_resource* memory)
     : network_(network),
       rank_(rank),
-      flights_(static_cast<std::size_t>(network.link_.queue_depth)),
+      flights_(static_cast<std::size_t>(network.link_.queue_depth), memory),
+      free_flights_(memory),
+      stages_(memory),
+      due_(memory),
       arrivals_(static_cast<std::size_t>(network.link_.unordered ? network.link_.arrival_depth : 1)) {
   std::seed_seq seeds{static_cast<std::uint32_t>(link().seed), static_cast<std::uint32_t>(link().seed >> 32),
                       static_cast<std::uint32_t>(rank)};
   engine_.seed(seeds);
   free_flights_.reserve(flights_.size());
   for (std::int32_t i = link().queue_depth; i-- > 0;) free_flights_.push_back(i);
-  due_.reserve(flights_.size() * static_cast<std::size_t>(link().unordered ? link().pieces : 1));
+  stages_.resize(flights_.size() * static_cast<std::size_t>(pieces()));
+  due_.reserve(stages_.size());
   if (!link().unordered && link().jitter_ns > 0) last_arrival_.resize(static_cast<std::size_t>(world));
 }
 
 PostStatus LocalNetwork::LocalEndpoint::post(const Put& put, Nanos now) {
   const SingleUser user(inside_);
-  MK_CHECK_OP(put.src_rank, ==, rank_);
-  MK_CHECK(put.dst_rank >= 0 && put.dst_rank < static_cast<std::int32_t>(network_.endpoints_.size()));
-  MK_CHECK_OP(put.bytes, >=, 0);
-  if (dead()) return PostStatus::kFatal;
+  if (dead(rank_)) return PostStatus::kFatal;
+  // Before the put is looked at: a full endpoint is asked for many puts in a row, and none of them is in the cache.
   if (free_flights_.empty()) return PostStatus::kAgain;
+  MK_CHECK_OP(put.src_rank, ==, rank_);
+  MK_CHECK(put.dst_rank >= 0 && put.dst_rank < static_cast<std::int32_t>(network_.ports_.size()));
+  MK_CHECK_OP(put.bytes, >=, 0);
   if (link().again_probability > 0 && random() < link().again_probability) return PostStatus::kAgain;
 
   const std::int32_t index = free_flights_.back();
@@ -173,23 +181,23 @@ PostStatus LocalNetwork::LocalEndpoint::post(const Put& put, Nanos now) {
   flight = {put, 1, false};
   // order: none needed, see bytes_sent().
   bytes_sent_.store(bytes_sent() + put.bytes, std::memory_order_relaxed);
-  if (peer(put.dst_rank).dead()) {
-    schedule({now + link().dead_detect_ns, 0, index, 0, false, true});
+  if (dead(put.dst_rank)) {
+    schedule(index * pieces(), now + link().dead_detect_ns, Stage::kLose);
     return PostStatus::kPosted;
   }
   egress_free_ = std::max(now, egress_free_) + link().post_ns;
-  flight.pieces_left = link().unordered ? link().pieces : 1;
-  for (std::int32_t piece = 0; piece < flight.pieces_left; ++piece) {
-    schedule({book(put, Split{put.bytes, flight.pieces_left}.size(piece)), 0, index, piece, false, false});
+  flight.pieces_left = pieces();
+  for (std::int32_t piece = 0; piece < pieces(); ++piece) {
+    schedule(index * pieces() + piece, book(put, Split{put.bytes, pieces()}.size(piece)), Stage::kLand);
   }
   return PostStatus::kPosted;
 }
 
 int LocalNetwork::LocalEndpoint::poll(Nanos now, std::span<TransportEvent> events) {
   const SingleUser user(inside_);
-  if (dead()) return 0;
+  if (dead(rank_)) return 0;
   std::size_t count = 0;
-  while (count < events.size()) {
+  while (link().unordered && count < events.size()) {
     const Arrival* arrival = arrivals_.front();
     if (arrival == nullptr) break;
     events[count++] = {EventKind::kArrived, arrival->peer, 0, arrival->op, arrival->epoch, arrival->flag};
@@ -200,20 +208,22 @@ int LocalNetwork::LocalEndpoint::poll(Nanos now, std::span<TransportEvent> event
     const Due due = due_.back();
     due_.pop_back();
     if (!carry(due, now)) continue;
-    Flight& flight = flights_[static_cast<std::size_t>(due.flight)];
-    flight.failed |= due.lost;
+    const std::int32_t index = due.piece / pieces();
+    Flight& flight = flights_[static_cast<std::size_t>(index)];
+    flight.failed |= stages_[static_cast<std::size_t>(due.piece)] == Stage::kLose;
     if (--flight.pieces_left > 0) continue;
     const Put& put = flight.put;
     events[count++] = {
         flight.failed ? EventKind::kFailed : EventKind::kSent, put.dst_rank, put.id, put.op, put.epoch, put.flag};
-    free_flights_.push_back(due.flight);
+    free_flights_.push_back(index);
   }
   return static_cast<int>(count);
 }
 
 Nanos LocalNetwork::LocalEndpoint::next_event() const {
-  if (dead()) return kNever;
+  if (dead(rank_)) return kNever;
   Nanos next = due_.empty() ? kNever : due_.front().when;
+  if (!link().unordered) return next;
   if (const Arrival* arrival = arrivals_.front()) next = std::min(next, arrival->when);
   return next;
 }
@@ -231,7 +241,7 @@ Nanos LocalNetwork::LocalEndpoint::book(const Put& put, std::int64_t bytes) {
 
   // order: none needed. The word is a clock that senders push on; it publishes nothing. Every round that fails is one
   // in which another sender booked.
-  std::atomic<Nanos>& ingress = peer(put.dst_rank).ingress_free_;
+  std::atomic<Nanos>& ingress = port(put.dst_rank).ingress_free;
   Nanos ingress_free = ingress.load(std::memory_order_relaxed);
   Nanos arrival = std::max(earliest, ingress_free + wire);
   while (!ingress.compare_exchange_weak(ingress_free, arrival, std::memory_order_relaxed)) {
@@ -246,52 +256,51 @@ Nanos LocalNetwork::LocalEndpoint::book(const Put& put, std::int64_t bytes) {
   return arrival;
 }
 
-void LocalNetwork::LocalEndpoint::schedule(Due due) {
-  due.number = next_number_++;
+void LocalNetwork::LocalEndpoint::schedule(std::int32_t piece, Nanos when, Stage stage) {
   MK_CHECK_OP(due_.size(), <, due_.capacity());
-  due_.push_back(due);
+  stages_[static_cast<std::size_t>(piece)] = stage;
+  due_.push_back({when, next_number_++, piece});
   std::push_heap(due_.begin(), due_.end(), Later());
 }
 
 // Does what is due; false when it was put off.
-bool LocalNetwork::LocalEndpoint::carry(Due due, Nanos now) {
-  if (due.lost) return true;
-  const Flight& flight = flights_[static_cast<std::size_t>(due.flight)];
-  const Put& put = flight.put;
-  LocalEndpoint& to = peer(put.dst_rank);
-  if (to.dead()) {
-    due.lost = true;
-    due.when = now + link().dead_detect_ns;
-    schedule(due);
+bool LocalNetwork::LocalEndpoint::carry(const Due& due, Nanos now) {
+  const Stage stage = stages_[static_cast<std::size_t>(due.piece)];
+  if (stage == Stage::kLose) return true;
+  const Put& put = flights_[static_cast<std::size_t>(due.piece / pieces())].put;
+  if (dead(put.dst_rank)) {
+    schedule(due.piece, now + link().dead_detect_ns, Stage::kLose);
     return false;
   }
-  if (!due.landed) {
-    const Split split{put.bytes, link().unordered ? link().pieces : 1};
-    if (split.size(due.piece) > 0) network_.landing_->land(put, split.begin(due.piece), split.size(due.piece));
+  if (stage == Stage::kLand) {
+    const Split split{put.bytes, pieces()};
+    const std::int32_t piece = due.piece % pieces();
+    if (split.size(piece) > 0) network_.landing_->land(put, split.begin(piece), split.size(piece));
   }
   if (!link().unordered) {
     network_.landing_->stamp(put.dst_rank, put.op, put.flag, put.value);
     return true;
   }
+  LocalEndpoint& to = *network_.endpoints_[static_cast<std::size_t>(put.dst_rank)];
   if (!to.arrivals_.try_push({due.when, rank_, put.op, put.epoch, put.flag})) {
-    due.landed = true;
-    due.when = now + kReceiverNotReadyNs;
-    schedule(due);
+    schedule(due.piece, now + kReceiverNotReadyNs, Stage::kArrive);
     return false;
   }
   if (network_.on_wake_) network_.on_wake_(put.dst_rank, due.when);
   return true;
 }
 
-LocalNetwork::LocalNetwork(std::int32_t world, const LinkModel& link, Landing* landing, Wake on_wake)
+LocalNetwork::LocalNetwork(std::int32_t world, const LinkModel& link, Landing* landing, Wake on_wake,
+                           std::pmr::memory_resource* memory)
     : link_(link), landing_(landing), on_wake_(std::move(on_wake)) {
   MK_CHECK_OP(world, >=, 1);
   MK_CHECK(landing != nullptr);
   MK_CHECK(link.bytes_per_ns >= 0 && link.latency_ns >= 0 && link.jitter_ns >= 0 && link.post_ns >= 0);
   MK_CHECK(link.pieces >= 1 && link.queue_depth >= 1 && link.arrival_depth >= 1);
+  ports_ = std::vector<Port>(static_cast<std::size_t>(world));
   endpoints_.reserve(static_cast<std::size_t>(world));
   for (std::int32_t rank = 0; rank < world; ++rank) {
-    endpoints_.push_back(std::make_unique<LocalEndpoint>(*this, rank, world));
+    endpoints_.push_back(std::make_unique<LocalEndpoint>(*this, rank, world, memory));
   }
 }
 
@@ -299,7 +308,9 @@ LocalNetwork::~LocalNetwork() = default;
 
 Endpoint* LocalNetwork::endpoint(std::int32_t rank) { return endpoints_.at(static_cast<std::size_t>(rank)).get(); }
 
-void LocalNetwork::kill(std::int32_t rank) { endpoints_.at(static_cast<std::size_t>(rank))->kill(); }
+void LocalNetwork::kill(std::int32_t rank) {
+  ports_.at(static_cast<std::size_t>(rank)).dead.store(true, std::memory_order_relaxed);  // order: none needed
+}
 
 std::int64_t LocalNetwork::bytes_sent(std::int32_t rank) const {
   return endpoints_.at(static_cast<std::size_t>(rank))->bytes_sent();

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <memory_resource>
 #include <vector>
 
 #include "net/transport.h"
@@ -41,8 +42,10 @@ class LocalNetwork {
   // Called when `rank`'s endpoint has got an arrival to poll at `when`; by the thread that polls its source.
   using Wake = std::function<void(std::int32_t rank, Nanos when)>;
 
-  // `landing` must outlive the network; its functions are called by every thread that polls an endpoint.
-  LocalNetwork(std::int32_t world, const LinkModel& link, Landing* landing, Wake on_wake = {});
+  // `landing` must outlive the network; its functions are called by every thread that polls an endpoint. So must
+  // `memory`, which holds what is in flight.
+  LocalNetwork(std::int32_t world, const LinkModel& link, Landing* landing, Wake on_wake = {},
+               std::pmr::memory_resource* memory = std::pmr::get_default_resource());
   LocalNetwork(const LocalNetwork&) = delete;
   LocalNetwork& operator=(const LocalNetwork&) = delete;
   ~LocalNetwork();
@@ -57,13 +60,26 @@ class LocalNetwork {
   // Bytes of puts that the rank has posted.
   std::int64_t bytes_sent(std::int32_t rank) const;
   const LinkModel& link() const { return link_; }
+  // Changes speed and latency of puts that are posted from now on; while nothing is in flight and no endpoint is in
+  // use.
+  void set_link(double bytes_per_ns, Nanos latency_ns) {
+    link_.bytes_per_ns = bytes_per_ns;
+    link_.latency_ns = latency_ns;
+  }
 
  private:
   class LocalEndpoint;
+  // What other ranks' threads touch of an endpoint, a cache line each. Together in one array, as every post and every
+  // landing looks at one, and endpoints are large.
+  struct alignas(64) Port {
+    std::atomic<Nanos> ingress_free = 0;
+    std::atomic<bool> dead = false;
+  };
 
   LinkModel link_;
   Landing* landing_;
   Wake on_wake_;
+  std::vector<Port> ports_;  // by rank
   std::vector<std::unique_ptr<LocalEndpoint>> endpoints_;
 };
 

@@ -1,0 +1,210 @@
+// mkernel bench: measures on a GPU and writes what bench/results/ holds.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bench/cluster_cases.h"
+#include "bench/gemm_core.h"
+#include "bench/result_rows.h"
+#include "bench/virtual_cluster.h"
+#include "cli/commands.h"
+
+namespace mkernel::cli {
+namespace {
+
+constexpr int kCoreRounds = 7;
+constexpr double kCoreBlockMs = 10;
+constexpr int kClusterRounds = 3;
+constexpr double kClusterBlockMs = 30;
+constexpr const char* kOneCase = "single";  // the suite of what was asked for by hand
+
+// Failures of one case, after which the next can be measured. After a timeout the kernels have left.
+bool concerns_one_case(ErrorKind kind) {
+  return kind == ErrorKind::kCheckFailed || kind == ErrorKind::kOutOfMemory || kind == ErrorKind::kBadArgument ||
+         kind == ErrorKind::kTimeout;
+}
+
+class BenchSession {
+ public:
+  BenchSession(const BenchArgs& args, Console& console) : args_(args), console_(console) {}
+
+  ExitCode run() {
+    const bool core = args_.what == BenchArgs::What::kGemmCore || args_.suite == "gemm_core";
+    const Status status = core ? run_core() : run_clusters();
+    if (!status) return console_.fail(status.error());
+    return worst_;
+  }
+
+ private:
+  bool is_suite() const { return args_.what == BenchArgs::What::kSuite; }
+  bool wanted(const std::string& name) const { return name.find(args_.filter) != std::string::npos; }
+
+  // --- the kernel alone ---
+
+  std::vector<bench::CoreProblem> core_problems() const {
+    std::vector<bench::CoreProblem> problems;
+    const auto add = [&](const bench::Shape& shape, const char* group) {
+      const std::string name = std::string(group) + " " + bench::shape_text(shape.m, shape.n, shape.k);
+      if (wanted(name)) problems.push_back({shape, args_.problem.gemm.dtype, args_.b_transposed});
+    };
+    if (!is_suite()) {
+      add({args_.problem.gemm.m, args_.problem.gemm.n, args_.problem.gemm.k}, "");
+      return problems;
+    }
+    for (const bench::Shape& shape : bench::core_shapes()) add(shape, "main");
+    for (const bench::Shape& shape : bench::odd_shapes()) add(shape, "odd");
+    return problems;
+  }
+
+  Status run_core() {
+    bench::CoreOptions options;
+    options.rounds = args_.rounds > 0 ? args_.rounds : kCoreRounds;
+    options.block_ms = args_.block_ms > 0 ? args_.block_ms : kCoreBlockMs;
+    options.bm = args_.problem.gemm.bm;
+    options.bn = args_.problem.gemm.bn;
+    options.band = args_.problem.gemm.band;
+    auto made = bench::CoreBench::create(options);
+    if (!made) return made.error();
+    bench::CoreBench& bench = **made;
+    begin(bench.machine(), bench.cublas_version());
+    console_.out() << fmt::format("{:<20} {:<30} {:>10} {:>10} {:>7} {:>7} {:>6} {:>9} {:>9} {:>5}\n", "shape",
+                                  "baseline", "ours us", "base us", "ratio", "spread", "TF", "error", "tile", "MHz")
+                   << std::flush;
+    for (const bench::CoreProblem& problem : core_problems()) {
+      const std::string name = bench::shape_text(problem.shape.m, problem.shape.n, problem.shape.k);
+      std::optional<Progress> progress(std::in_place, console_, "measuring " + name);
+      Result<bench::CoreResult> result = bench.run(problem);
+      progress.reset();
+      if (!result) {
+        if (const Status status = failed(name, result.error()); !status) return status;
+        continue;
+      }
+      for (const bench::Row& row :
+           bench::core_rows(is_suite() ? "gemm_core" : kOneCase, problem, *result, bench.cublas_version())) {
+        console_.out() << fmt::format(
+            "{:<20} {:<30} {:>10.2f} {:>10.2f} {:>7.3f} {:>7.3f} {:>6.0f} {:>9.1e} {:>9} {:>5}\n", name,
+            row.baseline_name, row.ours, row.baseline, row.ratio, row.spread, row.detail["ours_tflops"].get<double>(),
+            result->error, fmt::format("{}x{}", result->spec.tiling.bm, result->spec.tiling.bn), result->clock_mhz);
+        rows_.push_back(bench::to_json(row, origin_));
+      }
+      if (const Status status = save(); !status) return status;
+    }
+    return Ok{};
+  }
+
+  // --- fused operators ---
+
+  std::vector<bench::ClusterProblem> cluster_problems() const {
+    if (!is_suite()) return {{args_.problem.topo, args_.problem.gemm, args_.link, args_.partition}};
+    std::vector<bench::ClusterProblem> problems;
+    for (bench::ClusterProblem problem :
+         args_.suite == "small" ? bench::small_cases() : bench::virtual_cluster_cases()) {
+      if (!wanted(bench::case_name(problem))) continue;
+      GemmOptions gemm = args_.problem.gemm;  // all but the operator and the sizes
+      gemm.op = problem.gemm.op;
+      gemm.m = problem.gemm.m;
+      gemm.n = problem.gemm.n;
+      gemm.k = problem.gemm.k;
+      problem.gemm = gemm;
+      problems.push_back(problem);
+    }
+    return problems;
+  }
+
+  Status run_clusters() {
+    bench::ClusterOptions options;
+    options.rounds = args_.rounds > 0 ? args_.rounds : kClusterRounds;
+    options.timed_ms = args_.block_ms > 0 ? args_.block_ms : kClusterBlockMs;
+    options.sms = args_.sms;
+    options.sweep_partition = args_.sweep_partition;
+    const std::vector<bench::ClusterProblem> problems = cluster_problems();
+    if (!problems.empty()) options.first = problems[0].topo;
+    auto made = bench::ClusterBench::create(options);
+    if (!made) return made.error();
+    bench::ClusterBench& bench = **made;
+    begin(bench.machine(), bench.cublas_version());
+    for (const bench::ClusterProblem& problem : problems) {
+      const std::string name = bench::case_name(problem);
+      std::optional<Progress> progress(std::in_place, console_, "measuring " + name);
+      Result<bench::ClusterResult> result = bench.run(problem);
+      progress.reset();
+      if (!result) {
+        if (const Status status = failed(name, result.error()); !status) return status;
+        continue;
+      }
+      show(name, *result);
+      const std::string suite = is_suite() ? args_.suite : kOneCase;
+      for (const bench::Row& row : bench::cluster_rows(suite, problem, *result, bench.cublas_version())) {
+        rows_.push_back(bench::to_json(row, origin_));
+      }
+      if (const Status status = save(); !status) return status;
+    }
+    return Ok{};
+  }
+
+  void show(const std::string& name, const bench::ClusterResult& result) {
+    std::ostream& out = console_.out();
+    const bench::ClusterTime& fused = *result.find(bench::kFused);
+    const double fused_us = bench::median(fused.us);
+    const Partition& p = result.partition;
+    out << fmt::format("{}: {} SMs ({},{},{}), tiles {}x{}, link {:.2f} GB/s {} us, wire {:.1f} us, error {:.1e}\n",
+                       name, result.sms, p.compute, p.intra, p.recv, result.spec.tiling.bm, result.spec.tiling.bn,
+                       result.link.gigabytes_per_s, result.link.latency_us, result.wire_us, result.error);
+    for (const bench::ClusterTime& time : result.times) {
+      if (time.us.empty()) continue;
+      const double us = bench::median(time.us);
+      out << fmt::format(
+          "  {:<32} {:>10.1f} us  spread {:>5.3f}  x fused {:>6.3f}  launch {:>6.1f} us  {:>4} MHz  {}\n", time.name,
+          us, bench::summarise(time.us).spread, us / fused_us, time.host_us, time.clock_mhz, time.checked);
+    }
+    for (const bench::ClusterResult::Swept& swept : result.sweep) {
+      out << fmt::format("  {:<32} {:>10.1f} us\n", fmt::format("fused, {} movers", swept.movers), swept.us);
+    }
+    out << fmt::format("  floor {:.1f} us (by wire {:.1f} us), fused / floor {:.3f} (by wire {:.3f})", result.floor_us,
+                       result.floor_by_wire_us, fused_us / result.floor_us, fused_us / result.floor_by_wire_us);
+    for (const auto* comparison : {&result.sequential, &result.chunked}) {
+      if (comparison->ratios.empty()) continue;
+      out << fmt::format(", {} / fused {:.3f}", comparison->baseline, bench::summarise(comparison->ratios).median);
+    }
+    out << "\n" << std::flush;
+  }
+
+  // --- common ---
+
+  void begin(const bench::Machine& machine, const std::string& cublas) {
+    origin_ = {machine, args_.commit, args_.command, bench::utc_now()};
+    console_.note(fmt::format("{}, driver {}, CUDA {}, cuBLAS {}", machine.gpu, machine.driver, machine.cuda, cublas));
+  }
+
+  // An error that ends the session, or a note about a case that is left out.
+  Status failed(const std::string& name, const Error& error) {
+    if (!is_suite() || !concerns_one_case(error.kind)) return error;
+    console_.note(fmt::format("mkernel: {}: left out: {}", name, error.message));
+    worst_ = std::max(worst_, error.kind == ErrorKind::kTimeout ? ExitCode::kRunFailed : ExitCode::kCheckFailed);
+    return Ok{};
+  }
+
+  // After each case, so that what was measured survives what comes later.
+  Status save() {
+    console_.out() << std::flush;
+    const Status status = args_.json.empty() ? Status(Ok{}) : bench::append_rows(args_.json, rows_);
+    rows_.clear();
+    return status;
+  }
+
+  const BenchArgs& args_;
+  Console& console_;
+  bench::Origin origin_;
+  std::vector<nlohmann::ordered_json> rows_;
+  ExitCode worst_ = ExitCode::kGood;
+};
+
+}  // namespace
+
+ExitCode bench_command(const BenchArgs& args, Console& console) { return BenchSession(args, console).run(); }
+
+}  // namespace mkernel::cli

@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""Makes docs/performance.md from bench/results/*.json, so that no figure there is typed by hand.
+
+    scripts/performance_table.py            writes docs/performance.md
+    scripts/performance_table.py --check    exit code 1 when the file is not what the results say
+    scripts/performance_table.py --results DIR --output FILE   other places
+"""
+import argparse
+import json
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PEAK_FLOPS = 990e12      # H200 data sheet: dense bf16 at boost clock
+MEMORY_BYTES = 4.8e12    # H200 data sheet: HBM3e, bytes per second
+GPU_SMS = 132
+ELEMENT = 2              # bytes of bf16 and fp16
+
+SUITES = ["gemm_core", "virtual_cluster", "small", "command_ring", "sim_vs_measured"]
+OPS = ["gemm", "gemm_all_reduce", "gemm_reduce_scatter", "all_gather_gemm"]
+
+HEAD = """# Performance
+
+Made by `scripts/performance_table.py` from `bench/results/*.json`, which `mkernel bench` writes; edit the script, not
+this file. *Ratio* is baseline / ours, above 1 we are faster: the median over rounds of times taken in pairs, because
+the card is power limited and its clock moves by a third (absolute times of different rows do not compare). *Spread* is
+(largest − smallest) / median of the ratio over the rounds. *Floor* is the larger of FLOPs / 990 TFLOP/s (of the SMs in
+use) and bytes / 4.8 TB/s, inputs and outputs counted once: the data sheet, which no kernel reaches under the power cap.
+"""
+
+TITLES = {
+    "gemm_core": "The kernel alone: one rank on a whole GPU",
+    "virtual_cluster": "Fused operators on a virtual cluster",
+    "small": "Small M on a virtual cluster",
+    "command_ring": "Command ring",
+    "sim_vs_measured": "Simulator against measurement",
+}
+
+EXPLANATIONS = {
+    "gemm_core": """C (M × N) = A (M × K) · B (K × N) against cublasGemmEx and against the best of the algorithms that
+cublasLt's heuristic names, which are compared first. Blocks of at least 10 ms of back-to-back launches in CUDA graphs,
+seven rounds, inputs in turns so that the L2 cache does not hold them. Every product is compared with cuBLAS' before and
+after it is timed.
+
+What is between us and the floor, as far as a trial with another kernel before this one showed it: at K ≥ 4096 the tensor
+cores are busy nearly all the time and the card's power decides the clock (1.24 to 1.40 GHz instead of 1.98), so that
+energy per FLOP is what is left. With small K the serial chain at the end of each tile counts (drain, pack, store, first
+loads of the next), and with few tiles launch, latency and the last, incomplete wave. Row pitches that are not multiples of 16 bytes (N or K no multiple of 8) cost a copy of that
+matrix, which is part of our time.""",
+    "virtual_cluster": """All ranks on one GPU, each in a green context with SMs of its own, the network by a wire behind a link model.
+*Sequential* is cuBLAS, then the same communication without GEMM; *chunked* is cuBLAS on four row chunks, each followed
+by its communication on a second stream beside the next chunk, the better of 2 and 4 SMs for it. Same contexts, same
+wire, one process; mean over the ranks of back-to-back calls. *Alone* is the larger of the faster GEMM alone and of
+communication alone: what perfect overlap would take. *Wire* is bytes / rate + latency. The network is scaled (50 GB/s
+times the rank's share of the SMs) or balanced (as slow as the GEMM alone).
+
+What is between us and *alone*, as far as a trial with another kernel before this one showed it: SMs that reduce do not multiply (about 190 / K of the GEMM's time, whatever their
+number), the first tile before which nothing can be sent, the last tile whose way through reduction and network nothing
+hides, and the power that communication takes from the GEMM. The memory of one GPU stands for that of all ranks.""",
+    "small": """As above with the sizes of decoding: M = 1 to 2048. Launches, flags and latencies decide here, not FLOPs. Calls are
+launched ahead behind other work, so that the host's launch times stay outside; where launching one call takes as long
+as the call, the row says nothing (`host_us` in the detail).""",
+}
+
+COLUMNS = {
+    "core": ["shape", "B", "baseline", "ours µs", "baseline µs", "ratio", "spread", "floor µs", "ours / floor", "tile"],
+    "cluster": ["operator", "topology", "shape", "link", "baseline", "fused µs", "baseline µs", "ratio", "spread",
+                "alone µs", "fused / alone", "wire µs", "floor µs", "SMs (compute, other)"],
+    "other": ["operator", "topology", "shape", "baseline", "ours", "baseline value", "unit", "ratio", "spread", "floor"],
+}
+
+
+def rows_of(folder):
+    """All rows in the folder, in the order of file names; what is no array of rows is no result of a bench."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text())
+        if isinstance(content, list):
+            rows += content
+    return rows
+
+
+def sizes(row):
+    parts = row["shape"].split("x")
+    return tuple(int(part) for part in parts) if len(parts) == 3 and all(p.isdigit() for p in parts) else None
+
+
+def detail(row, *names, default=None):
+    value = row.get("detail") or {}
+    for name in names:
+        if not isinstance(value, dict) or name not in value:
+            return default
+        value = value[name]
+    return value
+
+
+def baseline_kind(row):
+    """Algorithm numbers and the like differ from run to run; what is compared with does not."""
+    return row["baseline_name"].split(" (")[0].split(",")[0]
+
+
+def identity(row):
+    return (row["suite"], row["op"], row["topology"], row["shape"], baseline_kind(row),
+            detail(row, "link", "rule", default=""), detail(row, "dtype", default=""), detail(row, "b", default=""))
+
+
+def newest(rows):
+    """Of repeated measurements the newest; among equal dates the last."""
+    chosen = {}
+    for row in rows:
+        key = identity(row)
+        if key not in chosen or row["date"] >= chosen[key]["date"]:
+            chosen[key] = row
+    return list(chosen.values())
+
+
+def order(row):
+    place = OPS.index(row["op"]) if row["op"] in OPS else len(OPS)
+    return (place, row["op"], row["topology"], sizes(row) or (), row["shape"],
+            detail(row, "link", "rule", default=""), detail(row, "b", default=""), row["baseline_name"])
+
+
+def floor_us(row):
+    shape = sizes(row)
+    if shape is None:
+        return None
+    m, n, k = shape
+    nodes, gpus = (int(part) for part in row["topology"].split("x"))
+    world = nodes * gpus
+    outputs = world if row["op"] == "gemm_all_reduce" else 1
+    used = min(1.0, world * detail(row, "sms", default=GPU_SMS) / GPU_SMS)
+    arithmetic = 2 * m * n * k / (PEAK_FLOPS * used)
+    memory = ELEMENT * (m * k + k * n + outputs * m * n) / MEMORY_BYTES
+    return 1e6 * max(arithmetic, memory, 1e-6 * (detail(row, "wire_us", default=0) or 0))
+
+
+def us(value):
+    return "" if value is None else f"{value:.1f}"
+
+
+def quotient(a, b):
+    return f"{a / b:.2f}" if a and b else ""
+
+
+def core_line(row):
+    floor = floor_us(row)
+    tiling = detail(row, "tiling", default={})
+    return [row["shape"].replace("x", " × "), detail(row, "b", default=""), row["baseline_name"], us(row["ours"]),
+            us(row["baseline"]), f"{row['ratio']:.3f}", f"{row['spread']:.3f}", us(floor), quotient(row["ours"], floor),
+            f"{tiling.get('bm', '')}×{tiling.get('bn', '')}"]
+
+
+def cluster_line(row):
+    partition = detail(row, "partition", default={})
+    movers = partition.get("intra", 0) + partition.get("recv", 0)
+    link = detail(row, "link", "rule", default="")
+    rate = detail(row, "link", "gigabytes_per_s", default=0)
+    return [row["op"], row["topology"], row["shape"].replace("x", " × "), f"{link} ({rate:.1f} GB/s)" if rate else link,
+            row["baseline_name"], us(row["ours"]), us(row["baseline"]), f"{row['ratio']:.2f}", f"{row['spread']:.3f}",
+            us(row["floor"]), quotient(row["ours"], row["floor"]), us(detail(row, "wire_us")), us(floor_us(row)),
+            f"{partition.get('compute', '')}, {movers}"]
+
+
+def number(value):
+    return "" if value is None else f"{value:.4g}"
+
+
+def other_line(row):
+    return [row["op"], row["topology"], row["shape"], row["baseline_name"], number(row["ours"]),
+            number(row["baseline"]), row["unit"], number(row["ratio"]), number(row["spread"]), number(row["floor"])]
+
+
+def summary(suite, rows):
+    """One sentence of what the table below shows, per baseline."""
+    kinds = {}
+    for row in rows:
+        kinds.setdefault(baseline_kind(row), []).append(row["ratio"])
+    parts = []
+    for kind in sorted(kinds):
+        ratios = sorted(kinds[kind])
+        parts.append(f"against {kind} {len(ratios)} row{'s' if len(ratios) > 1 else ''}, ratio {ratios[0]:.3f} to {ratios[-1]:.3f}, "
+                     f"median {ratios[len(ratios) // 2]:.3f}")
+    return "; ".join(parts) + "."
+
+
+def provenance(rows):
+    """What the rows were measured on and from which commits."""
+    seen = sorted({(r["gpu"], r["driver"], r["cuda"], r["commit"][:12], r["date"][:10]) for r in rows})
+    return "; ".join(f"{gpu}, driver {driver}, CUDA {cuda}, commit {commit}, {date}"
+                     for gpu, driver, cuda, commit, date in seen)
+
+
+def table(suite, rows):
+    kind = {"gemm_core": "core", "virtual_cluster": "cluster", "small": "cluster"}.get(suite, "other")
+    line = {"core": core_line, "cluster": cluster_line, "other": other_line}[kind]
+    columns = COLUMNS[kind]
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(line(row)) + " |" for row in sorted(rows, key=order)]
+    return "\n".join(lines)
+
+
+def document(rows):
+    text = [HEAD]
+    rows = [row for row in newest(rows) if row["suite"] != "single"]  # measured by hand
+    suites = [s for s in SUITES if any(r["suite"] == s for r in rows)]
+    suites += sorted({r["suite"] for r in rows} - set(SUITES))
+    if not suites:
+        text.append("There are no results yet.\n")
+    for suite in suites:
+        mine = [row for row in rows if row["suite"] == suite]
+        text.append(f"## {TITLES.get(suite, suite)}\n")
+        if suite in EXPLANATIONS:
+            text.append(EXPLANATIONS[suite] + "\n")
+        text.append(f"Measured on {provenance(mine)}.\nIn short: {summary(suite, mine)}\n")
+        text.append(table(suite, mine) + "\n")
+    return "\n".join(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="only say whether the file is up to date")
+    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "bench" / "results")
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "docs" / "performance.md")
+    args = parser.parse_args()
+    text = document(rows_of(args.results))
+    if not args.check:
+        args.output.write_text(text)
+        return 0
+    if args.output.exists() and args.output.read_text() == text:
+        return 0
+    print(f"{args.output} is not what {args.results}/*.json says: run scripts/performance_table.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

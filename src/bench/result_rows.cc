@@ -1,0 +1,141 @@
+#include "bench/result_rows.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace mkernel::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double rounded(double value, double steps_per_unit) {
+  return std::isfinite(value) ? std::round(value * steps_per_unit) / steps_per_unit : value;
+}
+Json rounded(const std::vector<double>& values, double steps_per_unit) {
+  Json list = Json::array();
+  for (const double value : values) list.push_back(rounded(value, steps_per_unit));
+  return list;
+}
+constexpr double kNanoseconds = 1e3;  // of times in us
+constexpr double kRatioSteps = 1e4;
+
+Json tiling_json(const PlanSpec& spec) {
+  return {{"bm", spec.tiling.bm},
+          {"bn", spec.tiling.bn},
+          {"band", spec.tiling.band},
+          {"chunk_tiles", spec.tiling.chunk_tiles},
+          {"chunk_rows", spec.tiling.chunk_rows}};
+}
+
+double teraflops(const PlanSpec& spec, double us) {
+  const double flops = 2.0 * static_cast<double>(spec.m) * static_cast<double>(spec.n) * static_cast<double>(spec.k);
+  return us > 0 ? flops / us * 1e-6 : 0;
+}
+
+Json time_json(const ClusterTime& time) {
+  Json json = {{"us", rounded(median(time.us), kNanoseconds)},
+               {"rounds_us", rounded(time.us, kNanoseconds)},
+               {"calls", time.calls},
+               {"host_us", rounded(time.host_us, kNanoseconds)},
+               {"clock_mhz", time.clock_mhz}};
+  if (!time.checked.empty()) json["checked"] = time.checked;
+  return json;
+}
+
+Json cluster_detail(const ClusterProblem& problem, const ClusterResult& result) {
+  Json times = Json::object();
+  for (const ClusterTime& time : result.times) {
+    if (!time.us.empty()) times[time.name] = time_json(time);
+  }
+  Json sweep = Json::array();
+  for (const ClusterResult::Swept& swept : result.sweep) {
+    sweep.push_back({{"movers", swept.movers}, {"us", rounded(swept.us, kNanoseconds)}});
+  }
+  const Partition& p = result.partition;
+  Json detail = {{"dtype", dtype_name(result.spec.dtype)},
+                 {"partial_dtype", dtype_name(result.spec.partial)},
+                 {"sms", result.sms},
+                 {"tiling", tiling_json(result.spec)},
+                 {"partition", {{"compute", p.compute}, {"intra", p.intra}, {"recv", p.recv}}},
+                 {"link",
+                  {{"rule", link_text(problem.link)},
+                   {"gigabytes_per_s", rounded(result.link.gigabytes_per_s, 1e3)},
+                   {"latency_us", result.link.latency_us}}},
+                 {"wire_bytes", result.wire_bytes},
+                 {"wire_us", rounded(result.wire_us, kNanoseconds)},
+                 {"floor_by_wire", rounded(result.floor_by_wire_us, kNanoseconds)},
+                 {"workspace_bytes", result.workspace_bytes},
+                 {"error", result.error},
+                 {"contestants", times}};
+  if (!result.sweep.empty()) detail["sweep"] = sweep;
+  return detail;
+}
+
+}  // namespace
+
+std::vector<Row> core_rows(const std::string& suite, const CoreProblem& problem, const CoreResult& result,
+                           const std::string& cublas_version) {
+  std::vector<Row> rows;
+  for (const CorePairing& pairing : result.pairings) {
+    const Summary ratio = summarise(pairing.ratios);
+    Row row;
+    row.suite = suite;
+    row.op = "gemm";
+    row.topology = topology_text(1, 1);
+    row.shape = shape_text(problem.shape.m, problem.shape.n, problem.shape.k);
+    row.ours = pairing.ours_us;
+    row.baseline = pairing.baseline_us;
+    row.baseline_name = pairing.baseline;
+    row.ratio = ratio.median;
+    row.spread = ratio.spread;
+    Json lt = Json::array();
+    for (const CoreResult::LtAlgorithm& algorithm : result.lt) {
+      lt.push_back({{"algorithm", algorithm.text}, {"ratio_to_gemm_ex", rounded(algorithm.ratio, kRatioSteps)}});
+    }
+    row.detail = {{"dtype", dtype_name(problem.dtype)},
+                  {"b", problem.b_transposed ? "transposed" : "row-major"},
+                  {"sms", result.sms},
+                  {"tiling", tiling_json(result.spec)},
+                  {"ours_tflops", rounded(teraflops(result.spec, pairing.ours_us), 10)},
+                  {"baseline_tflops", rounded(teraflops(result.spec, pairing.baseline_us), 10)},
+                  {"ratios", rounded(pairing.ratios, kRatioSteps)},
+                  {"error", result.error},
+                  {"input_sets", result.input_sets},
+                  {"launches_per_block", result.launches_per_block},
+                  {"clock_mhz", result.clock_mhz},
+                  {"cublas", cublas_version},
+                  {"cublas_lt", lt}};
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::vector<Row> cluster_rows(const std::string& suite, const ClusterProblem& problem, const ClusterResult& result,
+                              const std::string& cublas_version) {
+  const ClusterTime* fused = result.find(kFused);
+  std::vector<Row> rows;
+  if (fused == nullptr || fused->us.empty()) return rows;
+  for (const ClusterResult::Comparison* comparison : {&result.sequential, &result.chunked}) {
+    if (comparison->ratios.empty()) continue;
+    const Summary ratio = summarise(comparison->ratios);
+    Row row;
+    row.suite = suite;
+    row.op = op_name(problem.gemm.op);
+    row.topology = topology_text(problem.topo.nodes, problem.topo.gpus);
+    row.shape = shape_text(problem.gemm.m, problem.gemm.n, problem.gemm.k);
+    row.ours = median(fused->us);
+    row.baseline = comparison->baseline_us;
+    row.baseline_name = comparison->baseline;
+    row.ratio = ratio.median;
+    row.floor = result.floor_us;
+    row.spread = ratio.spread;
+    row.detail = cluster_detail(problem, result);
+    row.detail["ratios"] = rounded(comparison->ratios, kRatioSteps);
+    row.detail["cublas"] = cublas_version;
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace mkernel::bench

@@ -1,0 +1,37 @@
+#include "bench/statistics.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace mkernel::bench {
+
+double median(std::span<const double> values) {
+  MK_CHECK(!values.empty());
+  std::vector<double> sorted(values.begin(), values.end());
+  std::sort(sorted.begin(), sorted.end());
+  const std::size_t half = sorted.size() / 2;
+  return sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+Summary summarise(std::span<const double> per_round) {
+  Summary summary;
+  summary.median = median(per_round);
+  const auto [low, high] = std::minmax_element(per_round.begin(), per_round.end());
+  summary.spread = summary.median == 0 ? 0 : (*high - *low) / summary.median;
+  return summary;
+}
+
+double paired_ratio(double baseline_before, double ours, double baseline_after) {
+  MK_CHECK(ours > 0);
+  return (baseline_before + baseline_after) / 2 / ours;
+}
+
+std::vector<std::size_t> rotated_order(std::size_t count, int round) {
+  std::vector<std::size_t> order(count);
+  for (std::size_t i = 0; i < count; ++i) order[i] = (i + static_cast<std::size_t>(round)) % count;
+  if (round % 2 == 1) std::reverse(order.begin(), order.end());
+  return order;
+}
+
+}  // namespace mkernel::bench

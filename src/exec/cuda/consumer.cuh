@@ -1,0 +1,237 @@
+// The consumers: two warpgroups that multiply tiles and add up what moves bring (mover.cuh). They know no plan.
+//
+// A finished tile is packed into registers and stored box by box behind the first k blocks of the next tile, so that
+// its epilogue hides under that tile's multiplications. The scheduler sends a flush before it waits.
+#pragma once
+#include "exec/cuda/mover.cuh"
+
+namespace mkernel {
+
+template <class Tile, class T, Major kMajorB>
+struct Consumer {
+  static constexpr int kCols = Tile::kBn;
+  using Mma = Wgmma<T, kCols, kMajorB>;
+
+  const DeviceCall& call;
+  SharedMemory<Tile>& s;
+  const EpochView epoch;
+  const int wg;      // 0 or 1
+  const int thread;  // 0..255, of both warpgroups
+  RingPosition<Tile::kStages> stage{0, 0};
+  RingPosition<2> out{0, 1};
+
+  __device__ __forceinline__ void run_wg() {
+    float acc[kCols / 2];           // (64, BN) over the warpgroup, as wgmma lays it out
+    std::uint32_t held[kCols / 4];  // the last tile's results, packed in the same order
+    bool holding = false;
+    const Mover<Tile, T> mover{call, s, epoch, thread};
+    RingPosition<kTaskRing> at;
+    for (bool more = true; more; at.advance()) {
+      s.ring_full[at.slot].wait(at.phase);
+      const DeviceTask& task = s.ring[at.slot];
+      if (task.action == DeviceAction::kGemm && call.k > 0) {
+        multiply(acc, held, holding);
+        holding = is_tensor(task) && Tile::stores(wg);
+        if (holding) {
+          pack(acc, held);
+        } else if (!is_tensor(task)) {
+          store_direct(task, acc);
+        }
+      } else {
+        if (holding) {
+#pragma unroll
+          for (int box = 0; box < Tile::kBoxes; ++box) put_box(box, held);
+        }
+        holding = false;
+        if (task.action == DeviceAction::kMove) {
+          mover.move(task, stage, acc);
+          report();
+        }
+        if (task.action == DeviceAction::kGemm) store_zeros(task);  // K is 0
+        more = task.action != DeviceAction::kExit;
+      }
+      release_warp(s.ring_empty[at.slot]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ bool is_tensor(const DeviceTask& task) const {
+    return task.path == Path::kTensor && (task.dst != Buffer::kC || call.c_matrix.wide != 0);
+  }
+
+  // acc = A * B of this warpgroup's rows of the tile; the held tile is stored on the way.
+  __device__ __forceinline__ void multiply(float (&acc)[kCols / 2], const std::uint32_t (&held)[kCols / 4],
+                                           bool holding) {
+    const auto blocks = static_cast<std::int32_t>((call.k + kBlockK - 1) / kBlockK);  // at least 1
+    std::uint32_t last = 0;
+    std::int32_t k = first_block(acc, last);
+    // One box behind each of the first k blocks: all behind one would hold the tensor cores up.
+#pragma unroll
+    for (int box = 0; box < Tile::kBoxes; ++box) {
+      if (box > 0 && k < blocks) k = next_block(acc, last, k, blocks);
+      if (holding) put_box(box, held);
+    }
+    while (k < blocks) k = next_block(acc, last, k, blocks);
+    cute::warpgroup_wait<0>();
+    fence_registers(acc);
+    release_warp(s.empty[last]);
+    if constexpr (Tile::kSplitK) add_halves(acc);
+  }
+
+  // Frees a stage that the other warpgroup multiplies. It is waited for all the same: a thread that skips phases of a
+  // barrier may find the parity it waits for in a phase too early.
+  __device__ __forceinline__ void skip_block() {
+    s.full[stage.slot].wait(stage.phase);
+    release_warp(s.empty[stage.slot]);
+    stage.advance();
+  }
+  // Both return the number of blocks that are behind.
+  __device__ __forceinline__ std::int32_t first_block(float (&acc)[kCols / 2], std::uint32_t& last) {
+    if (Tile::kSplitK && wg == 1) {
+      // With one block only, this warpgroup multiplies it too, and its result is not added.
+      if (call.k > kBlockK) {
+        skip_block();
+        last = start_block(acc, false);
+        return 2;
+      }
+    }
+    last = start_block(acc, false);
+    return 1;
+  }
+  __device__ __forceinline__ std::int32_t next_block(float (&acc)[kCols / 2], std::uint32_t& last, std::int32_t k,
+                                                     std::int32_t blocks) {
+    if constexpr (Tile::kSplitK) {
+      skip_block();
+      if (++k == blocks) return k;
+    }
+    const std::uint32_t slot = start_block(acc, true);
+    // The block before is done when at most the new one is under way.
+    cute::warpgroup_wait<1>();
+    release_warp(s.empty[last]);
+    last = slot;
+    return k + 1;
+  }
+
+  // Starts the multiplications of the current stage's block, and returns its slot.
+  __device__ __forceinline__ std::uint32_t start_block(float (&acc)[kCols / 2], bool add) {
+    const std::uint32_t slot = stage.slot;
+    s.full[slot].wait(stage.phase);
+    const std::uint32_t base = shared_address(s.stages[slot]);
+    const std::uint64_t a = operand_descriptor<Major::kK>(base + Tile::first_row(wg) * 128);
+    const std::uint64_t b = operand_descriptor<kMajorB>(base + Tile::kABytes);
+    fence_registers(acc);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < kBlockK / 16; ++step) {
+      Mma::mma_wg(a + step * kDescriptorStepK<Major::kK>, b + step * kDescriptorStepK<kMajorB>, acc, add || step > 0);
+    }
+    cute::warpgroup_commit_batch();
+    stage.advance();
+    return slot;
+  }
+
+  // Warpgroup 0 adds what warpgroup 1 has got from its blocks of K, 32 registers at a time through that one's staging.
+  __device__ __forceinline__ void add_halves(float (&acc)[kCols / 2]) {
+    if (call.k <= kBlockK) return;
+    auto* s_half = reinterpret_cast<float*>(&s.staging[1][0][0]) + threadIdx.x % 128;  // (32, 128)
+#pragma unroll
+    for (int begin = 0; begin < kCols / 2; begin += 32) {
+      if (wg == 1) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) s_half[i * 128] = acc[begin + i];
+      }
+      named_barrier_sync(kConsumerBarrier, kConsumerThreads);
+      if (wg == 0) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) acc[begin + i] += s_half[i * 128];
+      }
+      named_barrier_sync(kConsumerBarrier, kConsumerThreads);
+    }
+  }
+
+  __device__ __forceinline__ void pack(const float (&acc)[kCols / 2], std::uint32_t (&held)[kCols / 4]) const {
+#pragma unroll
+    for (int i = 0; i < kCols / 4; ++i) {
+      held[i] = pack_pair(acc[2 * i], acc[2 * i + 1], T{});
+      cute::warpgroup_fence_operand(held[i]);  // packs now, or the compiler would keep the accumulators
+    }
+  }
+
+  // Hands 64 columns of the held tile to the store warp: (64, 64) in 128-byte swizzle, 16 rows by each warp.
+  __device__ __forceinline__ void put_box(int box, const std::uint32_t (&held)[kCols / 4]) {
+    s.unstaged[wg][out.slot].wait(out.phase);
+    const std::uint32_t lane = threadIdx.x % 32;
+    const std::uint32_t matrix = lane / 8;
+    const std::uint32_t row = matrix % 2 * 8 + lane % 8;
+    const std::uint32_t warp_base = shared_address(s.staging[wg][out.slot]) + threadIdx.x / 32 % 4 * 2048;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {  // 16 columns each
+      const std::uint32_t chunk = (j * 2 + matrix / 2) ^ (row & 7);
+      const int first = (box * 8 + j * 2) * 2;
+      store_matrix_x4(warp_base + row * 128 + chunk * 16, held[first], held[first + 1], held[first + 2],
+                      held[first + 3]);
+    }
+    fence_shared_to_async();
+    release_warp(s.staged[wg][out.slot]);
+    out.advance();
+  }
+
+  // Tells the store warp that this warpgroup's results are in global memory.
+  __device__ __forceinline__ void report() {
+    s.unstaged[wg][out.slot].wait(out.phase);
+    release_warp(s.staged[wg][out.slot]);
+    out.advance();
+  }
+
+  // Where a tile's element (0, 0) goes, and the strides from there.
+  struct Target {
+    std::byte* base;
+    std::int64_t row_stride;
+    std::int64_t col_stride;
+    bool fp32;
+    __device__ __forceinline__ void put(std::int32_t row, std::int32_t col, float x) const {
+      const std::int64_t at = row * row_stride + col * col_stride;
+      if (fp32) {
+        reinterpret_cast<float*>(base)[at] = x;
+      } else {
+        from_float(x, reinterpret_cast<T*>(base) + at);
+      }
+    }
+  };
+  __device__ __forceinline__ Target target_of(const DeviceTask& task) const {
+    const DeviceRank& rank = call.rank;
+    if (task.dst == Buffer::kC) {
+      const DeviceMatrix& c = call.c_matrix;
+      const std::int64_t first = task.row * c.row_stride + task.col * c.col_stride;
+      return {static_cast<std::byte*>(c.data) + first * 2, c.row_stride, c.col_stride, false};
+    }
+    const bool fp32 = is_fp32(rank, task.dst);
+    const std::int64_t begin = epoch.buffer_begin(rank, task.dst) + task.dst_offset * (fp32 ? 4 : 2);
+    return {rank.heaps[rank.gpu] + begin, task.cols, 1, fp32};
+  }
+
+  __device__ __forceinline__ void store_direct(const DeviceTask& task, const float (&acc)[kCols / 2]) {
+    const std::int32_t lane = threadIdx.x % 32;
+    const std::int32_t row0 = Tile::first_row(wg) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+    const std::int32_t col0 = lane % 4 * 2;
+    const Target target = target_of(task);
+    const std::int32_t rows = task.rows;
+    const std::int32_t cols = task.cols;
+#pragma unroll
+    for (int i = 0; i < kCols / 2; ++i) {
+      const std::int32_t row = row0 + i / 2 % 2 * 8;
+      const std::int32_t col = col0 + i / 4 * 8 + i % 2;
+      if (Tile::stores(wg) && row < rows && col < cols) target.put(row, col, acc[i]);
+    }
+    report();
+  }
+  __device__ void store_zeros(const DeviceTask& task) {
+    const Target target = target_of(task);
+    for (std::int32_t i = thread; i < task.rows * task.cols; i += kConsumerThreads) {
+      target.put(i / task.cols, i % task.cols, 0);
+    }
+    report();
+  }
+};
+
+}  // namespace mkernel

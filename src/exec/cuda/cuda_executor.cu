@@ -1,0 +1,489 @@
+#include "exec/cuda/cuda_executor.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "exec/abort.h"
+#include "exec/cuda/cuda_network.h"
+#include "exec/cuda/cuda_operator.h"
+#include "exec/cuda/driver.h"
+#include "exec/cuda/format.h"
+#include "exec/cuda/support_kernels.h"
+#include "exec/host/doorbell.h"
+#include "exec/host/launch_log.h"
+#include "exec/schedule.h"
+#include "net/record.h"
+
+namespace mkernel {
+namespace {
+
+// Per SM of an H200 (measured, 2026-12-01, hopper-notes): GEMM under power cap, and bytes read plus written by the
+// reduce role.
+constexpr RoleCosts kGpuCosts{5000, 79, 500};
+constexpr std::int64_t kMemoryMargin = std::int64_t{512} << 20;  // left to the driver and to everybody else
+constexpr std::uint32_t kMaxCudaOperators = kMaxOperators - 1;
+
+Nanos nanos(double seconds) { return static_cast<Nanos>(std::min(seconds, 1e9) * 1e9); }
+
+class Executor : public CudaExecutor {
+ public:
+  Executor(const CudaExecutorOptions& options, std::unique_ptr<VirtualGpus> gpus)
+      : options_(options), gpus_(std::move(gpus)), log_(options.topo.world()), last_(options.topo.world()) {}
+  ~Executor() override;
+
+  Status start();
+
+  int sms() const override { return gpus_->rank(0).sms; }
+  Result<CudaOperator*> add_operator(const CudaOperatorConfig& config) override;
+  void remove_operator(CudaOperator* op) override;
+  Status check(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments) override;
+  Status launch(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments, void* stream,
+                std::uint32_t parts) override;
+  Status launch_signals(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments, void* stream) override;
+  Status wait(CudaOperator* op, std::int32_t rank) override;
+  Result<DeviceTimes> times(CudaOperator* op, std::int32_t rank) override;
+  std::int64_t network_bytes(const CudaOperator* op) const override;
+  void fail(Error error) override;
+  Failure& failure() override { return failure_; }
+
+  Result<void*> allocate(std::int32_t rank, std::int64_t bytes) override;
+  void release(std::int32_t rank, void* data) override;
+  Status copy(std::int32_t rank, void* dst, const void* src, std::int64_t bytes) override;
+  std::int64_t free_memory() const override;
+  void* stream(std::int32_t rank) const override { return gpus_->rank(rank).stream; }
+  Result<void*> new_stream(std::int32_t rank, bool high_priority) override;
+  void set_link(double bytes_per_ns, Nanos latency_ns) override { network_->set_link(bytes_per_ns, latency_ns); }
+
+ private:
+  // The last launch of a rank, whatever the operator: launches of a rank run one after the other, also on different
+  // streams, for two persistent kernels that each hold half of a rank's SMs would wait for each other.
+  struct Last {
+    cudaStream_t stream = nullptr;
+    cudaEvent_t done = nullptr;  // owned by its operator
+  };
+
+  Status allow_shared_memory();
+  Status check_launch(CudaOperatorImpl& op, std::int32_t rank);
+  std::string name_of(const CudaOperatorImpl& op) const;
+  void watch();
+  void check_mailbox(CudaOperatorImpl& op, std::int32_t rank);
+  static bool is_under_way(CudaOperatorImpl& op, std::int32_t rank);
+  bool is_late(CudaOperatorImpl& op, std::int32_t rank, Nanos now);
+
+  const CudaExecutorOptions options_;
+  std::unique_ptr<VirtualGpus> gpus_;
+  std::unique_ptr<CudaNetwork> network_;  // null with one node
+  DeviceMailbox* mailboxes_ = nullptr;    // mapped host memory; operator-major, by rank
+  Failure failure_;
+
+  std::mutex mutex_;  // guards what follows
+  LaunchLog log_;
+  std::vector<Last> last_;
+  std::array<std::unique_ptr<CudaOperatorImpl>, kMaxCudaOperators> operators_;
+  std::array<std::string, kMaxCudaOperators> names_;
+  std::uint32_t operator_count_ = 0;
+
+  std::atomic<bool> stop_{false};
+  std::thread watcher_;
+};
+
+Status Executor::start() {
+  if (Status status = allow_shared_memory(); !status.ok()) return status;
+  const std::size_t boxes = std::size_t{kMaxCudaOperators} * options_.topo.world();
+  if (const cudaError_t status = cudaHostAlloc(reinterpret_cast<void**>(&mailboxes_), boxes * sizeof(DeviceMailbox),
+                                               cudaHostAllocPortable | cudaHostAllocMapped);
+      status != cudaSuccess) {
+    return cuda_error(status, "allocating mailboxes in host memory");
+  }
+  for (std::size_t i = 0; i < boxes; ++i) mailboxes_[i] = {};
+  if (options_.topo.nodes > 1) {
+    CudaNetworkOptions network;
+    network.topo = options_.topo;
+    network.link = options_.link;
+    network.ring_depth = options_.ring_depth;
+    network.wire = options_.copy_engine ? WireKind::kCopyEngine : WireKind::kAuto;
+    network.max_post_failures_ns = nanos(options_.deadline_s);
+    network.on_failure = [this](Error error) { fail(std::move(error)); };
+    Result<std::unique_ptr<CudaNetwork>> made = CudaNetwork::create(*gpus_, network);
+    if (!made.ok()) return made.error();
+    network_ = std::move(*made);
+  }
+  watcher_ = std::thread([this] { watch(); });
+  return Ok{};
+}
+
+Executor::~Executor() {
+  for (const auto& op : operators_) MK_CHECK(op == nullptr);
+  stop_.store(true);
+  if (watcher_.joinable()) watcher_.join();
+  network_.reset();
+  if (mailboxes_ != nullptr) cudaFreeHost(mailboxes_);
+}
+
+Status Executor::allow_shared_memory() {
+  for (const int device : gpus_->devices()) {
+    DeviceGuard guard(device);
+    for (const TileShape& shape : kTileShapes) {
+      for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
+        for (const bool k_major : {false, true}) {
+          const KernelEntry entry = find_kernel(shape, dtype, k_major);
+          const cudaError_t status = cudaFuncSetAttribute(
+              reinterpret_cast<const void*>(entry.kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+              entry.shared_bytes);
+          if (status != cudaSuccess) {
+            return cuda_error(status, fmt::format("reserving {} bytes of shared memory", entry.shared_bytes));
+          }
+        }
+      }
+    }
+  }
+  return Ok{};
+}
+
+std::string Executor::name_of(const CudaOperatorImpl& op) const {
+  const PlanSpec& spec = op.plan().spec();
+  return fmt::format("operator {} ({} {} x {} x {})", op.number(), op_name(spec.op), spec.m, spec.n, spec.k);
+}
+
+Result<CudaOperator*> Executor::add_operator(const CudaOperatorConfig& config) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_.happened()) return failure_.later_error();
+  const PlanSpec& spec = config.source->plan().spec();
+  if (spec.dtype == Dtype::kFp32) return bad_argument("dtype fp32 has no GPU kernel: bf16 and fp16 are accepted");
+  if (spec.topo.gpus > kMaxGpusPerNode) {
+    return bad_argument(fmt::format("{} GPUs per node are more than the {} that the kernel has room for",
+                                    spec.topo.gpus, kMaxGpusPerNode));
+  }
+  if (find_kernel({spec.tiling.bm, spec.tiling.bn}, spec.dtype, false).kernel == nullptr) {
+    return bad_argument(fmt::format("tiles of {} x {} have no GPU kernel: 128 x 256, 128 x 128, 64 x 128 and 64 x 64 have",
+                                    spec.tiling.bm, spec.tiling.bn));
+  }
+  if (operator_count_ == kMaxCudaOperators) {
+    return bad_argument(fmt::format(
+        "this world has made {} operators, and no world can make more: create another world", kMaxCudaOperators));
+  }
+  const std::int64_t wanted = CudaOperatorImpl::bytes_needed(config);
+  if (const std::int64_t available = free_memory(); wanted > available) {
+    return Error{ErrorKind::kOutOfMemory,
+                 fmt::format("{} of {} x {} x {} needs {} bytes of GPU memory per rank, and {} are available",
+                             op_name(spec.op), spec.m, spec.n, spec.k, wanted, available)};
+  }
+  Partition partition = config.partition;
+  if (partition == Partition{}) partition = choose_partition(config.source->plan(), sms(), kGpuCosts);
+  auto op = std::make_unique<CudaOperatorImpl>(operator_count_, config, partition);
+  std::vector<const DeviceRing*> rings;
+  std::vector<DeviceMailbox*> mailboxes;
+  for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) {
+    if (network_) rings.push_back(network_->rings(rank));
+    mailboxes.push_back(mailboxes_ + std::size_t{operator_count_} * options_.topo.world() + rank);
+  }
+  if (Status status = op->create(*gpus_, rings, mailboxes, options_.deadline_s); !status.ok()) return status.error();
+  if (network_) {
+    network_->add_operator(op->number(), config.source, op->layout(), config.start_epoch, op->heaps());
+  }
+  names_[operator_count_] = name_of(*op);
+  operators_[operator_count_] = std::move(op);
+  return operators_[operator_count_++].get();
+}
+
+void Executor::remove_operator(CudaOperator* base) {
+  auto& op = static_cast<CudaOperatorImpl&>(*base);
+  bool equal = true;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (std::int32_t rank = 1; rank < options_.topo.world(); ++rank) {
+      equal = equal && op.rank(rank).launches == op.rank(0).launches;
+    }
+  }
+  if (!equal) {
+    fail({ErrorKind::kAborted,
+          names_[op.number()] + " was destroyed when some ranks had launched more of its calls than others"});
+  }
+  for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) {
+    const Status status = wait(base, rank);
+    (void)status;  // there is nobody left to tell
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) {
+    Last& last = last_[static_cast<std::size_t>(rank)];
+    if (last.done == op.rank(rank).done) last = {};
+  }
+  if (network_) network_->remove_operator(op.number());
+  operators_[op.number()].reset();
+}
+
+Status Executor::check_launch(CudaOperatorImpl& op, std::int32_t rank) {
+  if (failure_.happened()) return failure_.later_error();
+  if (log_.too_far_ahead(rank)) {
+    return bad_argument(fmt::format("rank {} is {} launches ahead of rank {}, and no more are accepted", rank,
+                                    LaunchLog::kCapacity, log_.slowest_rank()));
+  }
+  if (const auto other = log_.note(rank, op.number())) {
+    const Error error = bad_argument(fmt::format(
+        "launch {} of rank {} is {}, but rank {} made its launch {} with {}: all ranks must launch the same operators "
+        "in the same order",
+        log_.count(rank) + 1, rank, names_[op.number()], other->rank, log_.count(rank) + 1, names_[other->op]));
+    fail(error);  // the other rank's call can never end
+    return error;
+  }
+  return Ok{};
+}
+
+Status Executor::launch(CudaOperator* base, std::int32_t rank, const GemmArguments& arguments, void* user_stream,
+                        std::uint32_t parts) {
+  auto& op = static_cast<CudaOperatorImpl&>(*base);
+  const VirtualGpu& gpu = gpus_->rank(rank);
+  auto* const stream = user_stream != nullptr ? static_cast<cudaStream_t>(user_stream) : gpu.stream;
+  Result<CudaOperatorImpl::Launch> prepared = op.prepare(rank, arguments, parts);
+  if (!prepared.ok()) return prepared.error();
+  CudaOperatorImpl::Launch& launch = *prepared;
+
+  std::lock_guard<std::mutex> lock(mutex_);
+  DeviceGuard guard(gpu.device);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaError_t status = cudaStreamIsCapturing(stream, &capture);
+  if (status != cudaSuccess) return cuda_error(status, fmt::format("launching on a stream of rank {}", rank));
+  const bool capturing = capture != cudaStreamCaptureStatusNone;
+  // A captured launch happens later and any number of times: then the caller sees to the order.
+  if (!capturing && (parts & kPartLast) != 0) {
+    if (Status checked = check_launch(op, rank); !checked.ok()) return checked;
+  } else if (failure_.happened()) {
+    return failure_.later_error();
+  }
+  Last& last = last_[static_cast<std::size_t>(rank)];
+  if (!capturing && last.done != nullptr && last.stream != stream) {
+    status = cudaStreamWaitEvent(stream, last.done, 0);
+    if (status != cudaSuccess) return cuda_error(status, fmt::format("ordering a launch of rank {}", rank));
+  }
+  const Plan::Extent a = op.plan().a_extent(rank);
+  const Plan::Extent b = op.plan().b_extent(rank);
+  if (launch.copy_a) {
+    const DeviceMatrix from{arguments.a.data, arguments.a.row_stride, arguments.a.col_stride, 0};
+    launch_repack(launch.call.a_matrix.data, launch.call.a_matrix.row_stride, from, a.rows, a.cols, stream);
+  }
+  if (launch.copy_b) {
+    const DeviceMatrix from{arguments.b.data, arguments.b.row_stride, arguments.b.col_stride, 0};
+    launch_repack(op.rank(rank).memory.data() + op.rank(rank).at.b_copy, ceil_div(b.cols, 8) * 8, from, b.rows, b.cols,
+                  stream);
+  }
+  if (network_ && !capturing) network_->wake();
+  launch.kernel.kernel<<<static_cast<unsigned>(gpu.sms), kThreads, static_cast<std::size_t>(launch.kernel.shared_bytes),
+                         stream>>>(launch.call);
+  status = cudaGetLastError();
+  if (status == cudaSuccess && !capturing) {
+    CudaOperatorImpl::Rank& self = op.rank(rank);
+    status = cudaEventRecord(self.done, stream);
+    last = {stream, self.done};
+    if ((parts & kPartLast) != 0) ++self.launches;
+    self.launched_ns = steady_now();
+    self.warned = false;
+  }
+  if (status != cudaSuccess) {
+    const Error error = cuda_error(status, fmt::format("launching {} on rank {}", names_[op.number()], rank));
+    fail(error);
+    return error;
+  }
+  return Ok{};
+}
+
+Status Executor::launch_signals(CudaOperator* base, std::int32_t rank, const GemmArguments& arguments,
+                                void* user_stream) {
+  auto& op = static_cast<CudaOperatorImpl&>(*base);
+  const VirtualGpu& gpu = gpus_->rank(rank);
+  auto* const stream = user_stream != nullptr ? static_cast<cudaStream_t>(user_stream) : gpu.stream;
+  const Result<CudaOperatorImpl::Launch> prepared = op.prepare(rank, arguments, kPartCompute);
+  if (!prepared.ok()) return prepared.error();
+  DeviceGuard guard(gpu.device);
+  launch_raise_signals(prepared->call, op.rank(rank).table.lanes[0].count, stream);
+  const cudaError_t status = cudaGetLastError();
+  if (status != cudaSuccess) return cuda_error(status, "launching a kernel that raises signals");
+  return Ok{};
+}
+
+Status Executor::wait(CudaOperator* base, std::int32_t rank) {
+  auto& op = static_cast<CudaOperatorImpl&>(*base);
+  CudaOperatorImpl::Rank& self = op.rank(rank);
+  if (self.launched_ns != 0) {
+    const Nanos begin = steady_now();
+    for (;;) {
+      const cudaError_t status = cudaEventQuery(self.done);
+      if (status == cudaSuccess) break;
+      if (status != cudaErrorNotReady) {
+        fail(cuda_error(status, fmt::format("running {} on rank {}", names_[op.number()], rank)));
+        break;
+      }
+      // Kernels end within microseconds or take long; a sleep costs some 60 us.
+      if (steady_now() - begin > 1'000'000) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  check_mailbox(op, rank);  // a kernel that has left early has said why, and the watcher may not have looked yet
+  if (!failure_.happened()) return Ok{};
+  return std::exchange(self.failure_told, true) ? failure_.later_error() : failure_.error();
+}
+
+Result<DeviceTimes> Executor::times(CudaOperator* base, std::int32_t rank) {
+  DeviceControl control;
+  const DeviceControl* from = static_cast<CudaOperatorImpl&>(*base).rank(rank).device.control;
+  if (Status status = copy(rank, &control, from, sizeof(control)); !status.ok()) return status.error();
+  return control.times[control.epoch & 1];
+}
+
+std::int64_t Executor::network_bytes(const CudaOperator* op) const {
+  return network_ ? network_->operator_bytes(op->number()) : 0;
+}
+
+Status Executor::check(CudaOperator* base, std::int32_t rank, const GemmArguments& arguments) {
+  const auto prepared = static_cast<CudaOperatorImpl&>(*base).prepare(rank, arguments, kAllParts);
+  if (!prepared.ok()) return prepared.error();
+  return Ok{};
+}
+
+void Executor::fail(Error error) {
+  if (!failure_.set(std::move(error))) return;
+  const std::size_t boxes = std::size_t{kMaxCudaOperators} * options_.topo.world();
+  for (std::size_t i = 0; i < boxes; ++i) {
+    std::atomic_ref<std::uint32_t>(mailboxes_[i].leave).store(1, std::memory_order_release);
+  }
+}
+
+// --- the watcher: what kernels cannot tell the caller themselves ---
+
+void Executor::watch() {
+  bool dropped = false;
+  while (!stop_.load()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (failure_.happened() && network_ && !std::exchange(dropped, true)) network_->drop();
+    std::vector<std::string> warnings;
+    bool under_way = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const Nanos now = steady_now();
+      for (std::uint32_t number = 0; number < operator_count_; ++number) {
+        CudaOperatorImpl* op = operators_[number].get();
+        for (std::int32_t rank = 0; op != nullptr && rank < options_.topo.world(); ++rank) {
+          check_mailbox(*op, rank);
+          under_way = under_way || is_under_way(*op, rank);
+          if (!is_late(*op, rank, now)) continue;
+          warnings.push_back(fmt::format(
+              "rank {} has been in {} for {:.1f} s; it fails after {:.1f} s without progress", rank, names_[number],
+              static_cast<double>(now - op->rank(rank).launched_ns) * 1e-9, options_.deadline_s));
+        }
+      }
+    }
+    if (under_way && network_ && !dropped) network_->wake();
+    for (const std::string& warning : warnings) {
+      if (options_.on_warning) options_.on_warning(warning);
+    }
+  }
+}
+
+void Executor::check_mailbox(CudaOperatorImpl& op, std::int32_t rank) {
+  DeviceAbort& from = op.rank(rank).device.mailbox->abort;
+  // order: the record's fields come with the state; pairs with the kernel's st_release_sys().
+  if (std::atomic_ref<std::uint32_t>(from.state).load(std::memory_order_acquire) != 2 || failure_.happened()) return;
+  if (from.kind == static_cast<std::uint32_t>(DeviceAbortKind::kRingFull)) {
+    fail({ErrorKind::kTimeout,
+          fmt::format("rank {} waited {:.1f} s in {} (operator {}), epoch {}, in role send task {}, for room in the "
+                      "command ring to node {}: its network takes no more records",
+                      rank, static_cast<double>(from.waited_ns) * 1e-9, op_name(op.plan().spec().op), op.number(),
+                      from.epoch, from.task, from.lane)});
+    return;
+  }
+  AbortRecord record;
+  record.rank = rank;
+  record.op = op.number();
+  record.epoch = from.epoch;
+  record.role = static_cast<Role>(from.role);
+  record.lane = static_cast<std::int32_t>(from.lane);
+  record.task = from.task == kNoTask ? -1 : static_cast<std::int64_t>(from.task);
+  record.flag = from.flag;
+  record.wanted = from.wanted;
+  record.seen = from.seen;
+  record.waited_s = static_cast<double>(from.waited_ns) * 1e-9;
+  record.peer = op.plan().flag_name(rank, record.flag).sender;
+  fail({ErrorKind::kTimeout, describe(op.plan(), record)});
+}
+
+bool Executor::is_under_way(CudaOperatorImpl& op, std::int32_t rank) {
+  CudaOperatorImpl::Rank& self = op.rank(rank);
+  return self.launched_ns != 0 && cudaEventQuery(self.done) == cudaErrorNotReady;
+}
+
+// Once per launch.
+bool Executor::is_late(CudaOperatorImpl& op, std::int32_t rank, Nanos now) {
+  CudaOperatorImpl::Rank& self = op.rank(rank);
+  if (self.warned || self.launched_ns == 0 || now - self.launched_ns < nanos(options_.warn_s)) return false;
+  if (!is_under_way(op, rank)) return false;
+  self.warned = true;
+  return true;
+}
+
+// --- memory ---
+
+Result<void*> Executor::allocate(std::int32_t rank, std::int64_t bytes) {
+  DeviceGuard guard(gpus_->rank(rank).device);
+  void* data = nullptr;
+  const cudaError_t status = cudaMalloc(&data, static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)));
+  if (status != cudaSuccess) return cuda_error(status, fmt::format("allocating {} bytes for rank {}", bytes, rank));
+  return data;
+}
+
+void Executor::release(std::int32_t rank, void* data) {
+  DeviceGuard guard(gpus_->rank(rank).device);
+  cudaFree(data);
+}
+
+Status Executor::copy(std::int32_t rank, void* dst, const void* src, std::int64_t bytes) {
+  const VirtualGpu& gpu = gpus_->rank(rank);
+  DeviceGuard guard(gpu.device);
+  cudaError_t status =
+      cudaMemcpyAsync(dst, src, static_cast<std::size_t>(bytes), cudaMemcpyDefault, gpu.stream);
+  if (status == cudaSuccess) status = cudaStreamSynchronize(gpu.stream);
+  if (status != cudaSuccess) return cuda_error(status, fmt::format("copying {} bytes for rank {}", bytes, rank));
+  return Ok{};
+}
+
+std::int64_t Executor::free_memory() const {
+  std::int64_t least = kNever;
+  for (const int device : gpus_->devices()) {
+    DeviceGuard guard(device);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (cudaMemGetInfo(&free, &total) != cudaSuccess) continue;
+    std::int64_t ranks = 0;
+    for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) ranks += gpus_->rank(rank).device == device;
+    least = std::min(least, (static_cast<std::int64_t>(free) - kMemoryMargin) / std::max<std::int64_t>(ranks, 1));
+  }
+  return std::max<std::int64_t>(least, 0);
+}
+
+Result<void*> Executor::new_stream(std::int32_t rank, bool high_priority) {
+  Result<cudaStream_t> stream = gpus_->new_stream(rank, high_priority);
+  if (!stream.ok()) return stream.error();
+  return static_cast<void*>(*stream);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CudaExecutor>> CudaExecutor::create(const CudaExecutorOptions& options) {
+  VirtualGpuOptions gpu_options;
+  gpu_options.topo = options.topo;
+  gpu_options.sms = options.sms;
+  gpu_options.spare_sms = options.topo.nodes > 1 && !options.copy_engine ? 1 : 0;
+  Result<std::unique_ptr<VirtualGpus>> gpus = VirtualGpus::create(gpu_options);
+  if (!gpus.ok()) return gpus.error();
+  auto executor = std::make_unique<Executor>(options, std::move(*gpus));
+  if (Status status = executor->start(); !status.ok()) return status.error();
+  return std::unique_ptr<CudaExecutor>(std::move(executor));
+}
+
+}  // namespace mkernel

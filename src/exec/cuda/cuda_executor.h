@@ -1,0 +1,92 @@
+// Runs plans on GPUs: one persistent kernel per rank and call, all ranks in this process. No CUDA header is needed to
+// use it; in a build without CUDA create() says so.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "exec/cuda/device_task.h"
+#include "exec/cuda/launch_parts.h"
+#include "exec/host/failure.h"
+#include "mkernel/mkernel.h"
+#include "mkernel/result.h"
+#include "net/local/local_transport.h"
+#include "plan/plan.h"
+
+namespace mkernel {
+
+struct CudaExecutorOptions {
+  Topology topo;
+  int sms = 0;        // per rank; 0: as many as there are
+  LinkModel link;     // between nodes
+  bool copy_engine = false;  // the network's bytes are moved by the copy engine instead of spare SMs
+  int ring_depth = 256;
+  double deadline_s = 600;
+  double warn_s = 30;
+  std::function<void(const std::string&)> on_warning;
+};
+
+struct CudaOperatorConfig {
+  std::shared_ptr<const PlanSource> source;
+  Partition partition;           // all zero: chosen
+  bool any_layout = false;       // takes memory for copies of A and B, so that every stride and address is accepted
+  std::uint64_t start_epoch = 0;  // for tests
+  std::optional<int> workspace_fill;
+};
+
+// One operator on all ranks. Owned by the executor.
+class CudaOperator {
+ public:
+  virtual ~CudaOperator() = default;
+  virtual std::uint32_t number() const = 0;
+  virtual const Plan& plan() const = 0;
+  virtual Partition partition() const = 0;
+  virtual std::int64_t workspace_bytes() const = 0;  // per rank
+  virtual std::int64_t tasks(std::int32_t rank) const = 0;  // per call, network writes left out
+};
+
+// Thread-safe.
+class CudaExecutor {
+ public:
+  // Errors: kUnsupported (no GPU, no CUDA in this build, ...), kOutOfMemory, kBadArgument (more SMs than there are).
+  static Result<std::unique_ptr<CudaExecutor>> create(const CudaExecutorOptions& options);
+  // All operators have been removed.
+  virtual ~CudaExecutor() = default;
+
+  virtual int sms() const = 0;  // per rank
+  virtual Result<CudaOperator*> add_operator(const CudaOperatorConfig& config) = 0;
+  // Waits for its calls.
+  virtual void remove_operator(CudaOperator* op) = 0;
+
+  // What launch() would refuse of a rank's matrices.
+  virtual Status check(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments) = 0;
+  // One rank's part of a call, on `stream` (a cudaStream_t of the rank's GPU; null: the rank's own stream). `parts` is a
+  // mask of launch_parts.h.
+  virtual Status launch(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments, void* stream,
+                        std::uint32_t parts) = 0;
+  // Raises the signals of all compute tasks, as if something else had computed them. For comparisons.
+  virtual Status launch_signals(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments, void* stream) = 0;
+  // All launches of `op` on `rank` are complete. After a failure: the kernels have left.
+  virtual Status wait(CudaOperator* op, std::int32_t rank) = 0;
+
+  // When things happened in the last complete call of `op` on `rank`. Nothing is under way.
+  virtual Result<DeviceTimes> times(CudaOperator* op, std::int32_t rank) = 0;
+
+  virtual std::int64_t network_bytes(const CudaOperator* op) const = 0;  // posted so far, over all ranks
+  virtual void fail(Error error) = 0;
+  virtual Failure& failure() = 0;
+
+  // Memory on a rank's GPU, for callers without CUDA headers. 256-byte aligned.
+  virtual Result<void*> allocate(std::int32_t rank, std::int64_t bytes) = 0;
+  virtual void release(std::int32_t rank, void* data) = 0;
+  virtual Status copy(std::int32_t rank, void* dst, const void* src, std::int64_t bytes) = 0;  // either may be host
+  virtual std::int64_t free_memory() const = 0;  // of the fullest GPU, divided by its ranks
+  virtual void* stream(std::int32_t rank) const = 0;
+  virtual Result<void*> new_stream(std::int32_t rank, bool high_priority) = 0;
+  virtual void set_link(double bytes_per_ns, Nanos latency_ns) = 0;
+};
+
+}  // namespace mkernel

@@ -1,0 +1,304 @@
+#include "exec/cuda/cuda_operator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "exec/cuda/driver.h"
+#include "exec/cuda/format.h"
+#include "exec/cuda/tensor_map.h"
+#include "plan/flag_init.h"
+
+namespace mkernel {
+namespace {
+
+constexpr std::int64_t kPitchUnit = 8;  // elements of 16 bytes
+
+std::int64_t rounded(std::int64_t elements) { return ceil_div(elements, kPitchUnit) * kPitchUnit; }
+
+// Whether rows are contiguous and start at multiples of 16 bytes, as TMA wants them.
+bool is_wide(const Matrix& m) {
+  const bool address = reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0;
+  const bool contiguous = m.col_stride == 1 || m.cols <= 1;
+  const bool pitch = m.rows <= 1 || (m.row_stride % kPitchUnit == 0 && m.row_stride >= m.cols);
+  return address && contiguous && pitch;
+}
+Matrix transposed(const Matrix& m) { return {m.data, m.cols, m.rows, m.col_stride, m.row_stride}; }
+
+DeviceMatrix device_matrix(const Matrix& m) {
+  // The pitch of a single row is free; TMA wants one that the row fits in.
+  const std::int64_t row_stride = m.rows <= 1 ? rounded(std::max<std::int64_t>(m.cols, 1)) : m.row_stride;
+  return {m.data, is_wide(m) ? row_stride : m.row_stride, is_wide(m) ? 1 : m.col_stride, is_wide(m) ? 1 : 0};
+}
+
+// Whether a dense row-major matrix of this width would not be wide.
+bool needs_copy(std::int64_t cols) { return cols % kPitchUnit != 0; }
+
+std::int64_t a_copy_bytes(const CudaOperatorConfig& config, std::int32_t rank) {
+  const Plan::Extent a = config.source->plan().a_extent(rank);
+  return config.any_layout || needs_copy(a.cols) ? a.rows * rounded(a.cols) * 2 : 0;
+}
+std::int64_t b_copy_bytes(const CudaOperatorConfig& config, std::int32_t rank) {
+  const Plan::Extent b = config.source->plan().b_extent(rank);
+  return config.any_layout || needs_copy(b.cols) ? b.rows * rounded(b.cols) * 2 : 0;
+}
+
+Error layout_error(const char* name, const Matrix& m, std::int32_t rank, const char* accepted) {
+  return bad_argument(fmt::format(
+      "{} of rank {} at address {} with strides {}, {} cannot be read by TMA: {} are accepted as they are; with "
+      "any_layout every layout is, and copied first",
+      name, rank, m.data, m.row_stride, m.col_stride, accepted));
+}
+
+}  // namespace
+
+CudaOperatorImpl::CudaOperatorImpl(std::uint32_t number, const CudaOperatorConfig& config, Partition partition)
+    : number_(number), config_(config), partition_(partition), layout_(config.source->plan()) {}
+
+CudaOperatorImpl::~CudaOperatorImpl() {
+  for (Rank& rank : ranks_) {
+    if (rank.done != nullptr) cudaEventDestroy(rank.done);
+  }
+}
+
+std::vector<std::byte*> CudaOperatorImpl::heaps() const {
+  std::vector<std::byte*> heaps;
+  for (const Rank& rank : ranks_) heaps.push_back(rank.memory.data());
+  return heaps;
+}
+
+std::int64_t CudaOperatorImpl::bytes_needed(const CudaOperatorConfig& config) {
+  const Plan& plan = config.source->plan();
+  std::int64_t tasks = 0;
+  for (int role = 0; role < kRoleCount; ++role) {
+    for (std::int32_t lane = 0; lane < plan.lanes(static_cast<Role>(role)); ++lane) {
+      tasks += plan.count(0, static_cast<Role>(role), lane);
+    }
+  }
+  return HeapLayout(plan).bytes() + tasks * static_cast<std::int64_t>(sizeof(DeviceTask) + sizeof(std::uint64_t)) + a_copy_bytes(config, 0) +
+         b_copy_bytes(config, 0);
+}
+
+RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table) const {
+  RankMemory at;
+  std::int64_t end = layout_.bytes();
+  const auto add = [&](std::int64_t bytes) {
+    const std::int64_t begin = ceil_div(end, 256) * 256;
+    end = begin + bytes;
+    return begin;
+  };
+  const auto size = [](const auto& v) { return static_cast<std::int64_t>(v.size() * sizeof(v[0])); };
+  const std::int64_t gpus = plan().topo().gpus;
+  at.c_slots = add(2 * sizeof(DeviceMatrix));
+  at.control = add(sizeof(DeviceControl));
+  at.heads = add(static_cast<std::int64_t>(table.lanes.size() * sizeof(DeviceHead)));
+  at.lanes = add(size(table.lanes));
+  at.tasks = add(size(table.tasks));
+  at.claims = add(static_cast<std::int64_t>(table.tasks.size() * sizeof(std::uint64_t)));
+  at.records = add(size(table.records));
+  at.heap_table = add(gpus * static_cast<std::int64_t>(sizeof(void*)));
+  at.slot_table = add(gpus * static_cast<std::int64_t>(sizeof(void*)));
+  at.a_copy = add(a_copy_bytes(config_, rank));
+  at.b_copy = add(b_copy_bytes(config_, rank));
+  at.bytes = end;
+  return at;
+}
+
+Status CudaOperatorImpl::create(VirtualGpus& gpus, const std::vector<const DeviceRing*>& rings,
+                                const std::vector<DeviceMailbox*>& mailboxes, double deadline_s) {
+  const Topology& topo = plan().topo();
+  ranks_.resize(static_cast<std::size_t>(topo.world()));
+  for (std::int32_t r = 0; r < topo.world(); ++r) {
+    Result<TaskTable> table = make_task_table(*config_.source, r);
+    if (!table.ok()) return table.error();
+    Rank& self = rank(r);
+    self.table = std::move(*table);
+    self.at = place(r, self.table);
+    Result<DeviceHeap> memory = DeviceHeap::create(gpus.rank(r).device, self.at.bytes, gpus.devices());
+    if (!memory.ok()) return memory.error();
+    self.memory = std::move(*memory);
+  }
+  for (std::int32_t r = 0; r < topo.world(); ++r) {
+    DeviceRank& device = rank(r).device;
+    device.rings = rings.empty() ? nullptr : rings[static_cast<std::size_t>(r)];
+    device.mailbox = mailboxes[static_cast<std::size_t>(r)];
+    device.deadline_ns = static_cast<std::uint64_t>(std::min(deadline_s, 1e9) * 1e9);
+    if (Status status = fill_rank(r, gpus.rank(r)); !status.ok()) return status;
+  }
+  return Ok{};
+}
+
+Status CudaOperatorImpl::fill_rank(std::int32_t r, const VirtualGpu& gpu) {
+  const Topology& topo = plan().topo();
+  Rank& self = rank(r);
+  std::byte* base = self.memory.data();
+  DeviceRank& device = self.device;
+  device.rank = r;
+  device.node = topo.node_of(r);
+  device.gpu = topo.gpu_of(r);
+  device.nodes = topo.nodes;
+  device.gpus = topo.gpus;
+  device.lanes = static_cast<std::int32_t>(self.table.lanes.size());
+  device.op = number_;
+  device.flag_count = plan().flag_count();
+  device.completion = config_.source->completion(r);
+  device.partial_fp32 = plan().spec().partial == Dtype::kFp32 ? 1 : 0;
+  device.gather_pitch = plan().gather_pitch();
+  for (int b = 0; b < kBufferCount; ++b) {
+    const auto buffer = static_cast<Buffer>(b);
+    device.buffer_begin[b] = layout_.offset(buffer, 0, 0);
+    device.buffer_parity_bytes[b] = layout_.offset(buffer, 0, 1) - layout_.offset(buffer, 0, 0);
+  }
+  device.heaps = reinterpret_cast<std::byte* const*>(base + self.at.heap_table);
+  device.c_slots = reinterpret_cast<DeviceMatrix* const*>(base + self.at.slot_table);
+  device.tasks = reinterpret_cast<const DeviceTask*>(base + self.at.tasks);
+  device.records = reinterpret_cast<const DeviceRecord*>(base + self.at.records);
+  device.lane_table = reinterpret_cast<const DeviceLane*>(base + self.at.lanes);
+  device.heads = reinterpret_cast<DeviceHead*>(base + self.at.heads);
+  device.claims = reinterpret_cast<std::uint64_t*>(base + self.at.claims);
+  device.control = reinterpret_cast<DeviceControl*>(base + self.at.control);
+
+  std::vector<std::byte*> heap_table;
+  std::vector<std::byte*> slot_table;
+  for (std::int32_t g = 0; g < topo.gpus; ++g) {
+    const Rank& peer = rank(topo.rank_of(device.node, g));
+    heap_table.push_back(peer.memory.data());
+    slot_table.push_back(peer.memory.data() + peer.at.c_slots);
+  }
+  DeviceControl control;
+  control.epoch = config_.start_epoch;
+  std::vector<std::uint32_t> flags(2 * std::size_t{plan().flag_count()}, 0);
+  init_flags(*config_.source, r, config_.start_epoch, flags.data());
+
+  DeviceGuard guard(gpu.device);
+  cudaError_t status = guard.status();
+  const auto upload = [&](std::int64_t at, const void* data, std::size_t bytes) {
+    if (status == cudaSuccess && bytes > 0) {
+      status = cudaMemcpyAsync(base + at, data, bytes, cudaMemcpyHostToDevice, gpu.stream);
+    }
+  };
+  if (status == cudaSuccess && config_.workspace_fill && layout_.bytes() > 0) {
+    status = cudaMemsetAsync(base, *config_.workspace_fill, static_cast<std::size_t>(layout_.bytes()), gpu.stream);
+  }
+  const auto bytes_of = [](const auto& v) { return v.size() * sizeof(v[0]); };
+  upload(0, flags.data(), bytes_of(flags));
+  upload(self.at.control, &control, sizeof(control));
+  upload(self.at.lanes, self.table.lanes.data(), bytes_of(self.table.lanes));
+  upload(self.at.tasks, self.table.tasks.data(), bytes_of(self.table.tasks));
+  upload(self.at.records, self.table.records.data(), bytes_of(self.table.records));
+  upload(self.at.heap_table, heap_table.data(), bytes_of(heap_table));
+  upload(self.at.slot_table, slot_table.data(), bytes_of(slot_table));
+  if (status == cudaSuccess) status = cudaStreamSynchronize(gpu.stream);
+  if (status == cudaSuccess) status = cudaEventCreateWithFlags(&self.done, cudaEventDisableTiming);
+  if (status != cudaSuccess) return cuda_error(status, fmt::format("preparing the memory of rank {}", r));
+  self.task_count = static_cast<std::int64_t>(self.table.tasks.size());
+  self.table.tasks.clear();  // the device has them
+  self.table.tasks.shrink_to_fit();
+  return make_maps(self);
+}
+
+// The descriptors of what lies in the rank's own memory.
+Status CudaOperatorImpl::make_maps(Rank& self) {
+  const PlanSpec& spec = plan().spec();
+  const std::int64_t gathered = plan().buffer_elements(Buffer::kGather);
+  const Buffer packed = spec.topo.gpus > 1 ? Buffer::kPartial : Buffer::kNodePartial;
+  const std::int64_t packed_rows =
+      spec.partial == Dtype::kFp32 ? 0 : plan().buffer_elements(packed) / spec.tiling.bn;
+  for (std::uint64_t parity = 0; parity < 2; ++parity) {
+    if (gathered > 0) {
+      Result<CUtensorMap> map =
+          make_tensor_map(spec.dtype, self.memory.data() + layout_.offset(Buffer::kGather, 0, parity), spec.m, spec.k,
+                          plan().gather_pitch(), spec.tiling.bm);
+      if (!map.ok()) return map.error();
+      self.gather[parity] = *map;
+    }
+    if (packed_rows > 0) {
+      Result<CUtensorMap> map = make_tensor_map(spec.dtype, self.memory.data() + layout_.offset(packed, 0, parity),
+                                                packed_rows, spec.tiling.bn, spec.tiling.bn, 64);
+      if (!map.ok()) return map.error();
+      self.packed[parity] = *map;
+    }
+  }
+  return Ok{};
+}
+
+Status CudaOperatorImpl::take_a(std::int32_t r, const Matrix& a, Launch& launch) const {
+  const Rank& self = ranks_[static_cast<std::size_t>(r)];
+  if (a.rows == 0 || a.cols == 0) return Ok{};
+  // Moves read whole units of 16 bytes, so with a ragged K they read a copy, whose padding is there.
+  const bool ragged = needs_copy(a.cols) && plan().buffer_elements(Buffer::kGather) > 0;
+  Matrix used = a;
+  if (!is_wide(a) || ragged) {
+    if (a_copy_bytes(config_, r) == 0) {
+      return layout_error("A", a, r, "row-major matrices whose address and row pitch are multiples of 16 bytes");
+    }
+    launch.copy_a = true;
+    used = {self.memory.data() + self.at.a_copy, a.rows, a.cols, rounded(a.cols), 1};
+  }
+  launch.call.a_matrix = device_matrix(used);
+  Result<CUtensorMap> map = make_tensor_map(plan().spec().dtype, used.data, used.rows, used.cols,
+                                            launch.call.a_matrix.row_stride, plan().spec().tiling.bm);
+  if (!map.ok()) return map.error();
+  launch.call.a = *map;
+  return Ok{};
+}
+
+Status CudaOperatorImpl::take_b(std::int32_t r, const Matrix& b, Launch& launch) const {
+  const Rank& self = ranks_[static_cast<std::size_t>(r)];
+  const PlanSpec& spec = plan().spec();
+  bool k_major = false;
+  Matrix used = b;
+  if (b.rows > 0 && b.cols > 0) {
+    if (!is_wide(b) && is_wide(transposed(b))) {
+      k_major = true;
+      used = transposed(b);
+    } else if (!is_wide(b)) {
+      if (b_copy_bytes(config_, r) == 0) {
+        return layout_error("B", b, r,
+                            "row-major or transposed matrices whose address and pitch are multiples of 16 bytes");
+      }
+      launch.copy_b = true;
+      used = {self.memory.data() + self.at.b_copy, b.rows, b.cols, rounded(b.cols), 1};
+    }
+    Result<CUtensorMap> map = make_tensor_map(spec.dtype, used.data, used.rows, used.cols,
+                                              device_matrix(used).row_stride, k_major ? spec.tiling.bn : kBlockK);
+    if (!map.ok()) return map.error();
+    launch.call.b = *map;
+  }
+  launch.kernel = find_kernel({spec.tiling.bm, spec.tiling.bn}, spec.dtype, k_major);
+  MK_CHECK(launch.kernel.kernel != nullptr);
+  return Ok{};
+}
+
+Status CudaOperatorImpl::take_c(std::int32_t, const Matrix& c, Launch& launch) const {
+  launch.call.c_matrix = device_matrix(c);
+  if (c.rows == 0 || c.cols == 0 || launch.call.c_matrix.wide == 0) return Ok{};
+  Result<CUtensorMap> map =
+      make_tensor_map(plan().spec().dtype, c.data, c.rows, c.cols, launch.call.c_matrix.row_stride, 64);
+  if (!map.ok()) return map.error();
+  launch.call.c = *map;
+  return Ok{};
+}
+
+Result<CudaOperatorImpl::Launch> CudaOperatorImpl::prepare(std::int32_t r, const GemmArguments& arguments,
+                                                           std::uint32_t parts) {
+  Rank& self = rank(r);
+  Launch launch;
+  std::memset(static_cast<void*>(&launch.call.a), 0, sizeof(CUtensorMap));
+  launch.call.rank = self.device;
+  launch.call.k = plan().gemm_k(r);
+  launch.call.compute_ctas = partition_.compute;
+  launch.call.parts = parts;
+  for (int parity = 0; parity < 2; ++parity) {
+    launch.call.gather[parity] = self.gather[parity];
+    launch.call.packed[parity] = self.packed[parity];
+  }
+  if (Status status = take_a(r, arguments.a, launch); !status.ok()) return status.error();
+  if (Status status = take_b(r, arguments.b, launch); !status.ok()) return status.error();
+  if (Status status = take_c(r, arguments.c, launch); !status.ok()) return status.error();
+  return launch;
+}
+
+}  // namespace mkernel

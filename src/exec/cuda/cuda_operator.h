@@ -1,0 +1,97 @@
+// One operator on GPUs: its memory on every rank, and what a launch of its kernel needs. Included by .cu files only.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <memory>
+#include <vector>
+
+#include "exec/cuda/cuda_executor.h"
+#include "exec/cuda/device_call.h"
+#include "exec/cuda/device_heap.h"
+#include "exec/cuda/kernel_table.h"
+#include "exec/cuda/task_table.h"
+#include "exec/cuda/virtual_gpu.h"
+#include "plan/heap_layout.h"
+
+namespace mkernel {
+
+// A block of a rank's memory: sizes in bytes from the start, each aligned to 256.
+struct RankMemory {
+  std::int64_t c_slots = 0;
+  std::int64_t control = 0;
+  std::int64_t heads = 0;
+  std::int64_t lanes = 0;
+  std::int64_t tasks = 0;
+  std::int64_t claims = 0;
+  std::int64_t records = 0;
+  std::int64_t heap_table = 0;
+  std::int64_t slot_table = 0;
+  std::int64_t a_copy = 0;
+  std::int64_t b_copy = 0;
+  std::int64_t bytes = 0;
+};
+
+class CudaOperatorImpl : public CudaOperator {
+ public:
+  // What a rank keeps between launches.
+  struct Rank {
+    DeviceHeap memory;
+    RankMemory at;
+    TaskTable table;
+    DeviceRank device;  // as the kernel gets it
+    CUtensorMap gather[2] = {};
+    CUtensorMap packed[2] = {};
+    std::int64_t task_count = 0;
+    cudaEvent_t done = nullptr;
+    std::uint64_t launches = 0;   // guarded by the executor's launch mutex
+    Nanos launched_ns = 0;        // of the last launch
+    bool warned = false;
+    bool failure_told = false;
+  };
+  // A launch, ready to be made. The kernel depends on how B lies.
+  struct Launch {
+    DeviceCall call;
+    KernelEntry kernel;
+    bool copy_a = false;  // A, B are copied into own memory first
+    bool copy_b = false;
+  };
+
+  CudaOperatorImpl(std::uint32_t number, const CudaOperatorConfig& config, Partition partition);
+  ~CudaOperatorImpl() override;
+
+  // Takes all memory and fills it. `rings[rank]` may be null (one node). `mailboxes[rank]` is mapped host memory.
+  Status create(VirtualGpus& gpus, const std::vector<const DeviceRing*>& rings,
+                const std::vector<DeviceMailbox*>& mailboxes, double deadline_s);
+
+  std::uint32_t number() const override { return number_; }
+  const Plan& plan() const override { return config_.source->plan(); }
+  Partition partition() const override { return partition_; }
+  std::int64_t workspace_bytes() const override { return ranks_.empty() ? 0 : ranks_[0].memory.bytes(); }
+  std::int64_t tasks(std::int32_t rank) const override { return ranks_[static_cast<std::size_t>(rank)].task_count; }
+  const CudaOperatorConfig& config() const { return config_; }
+  const HeapLayout& layout() const { return layout_; }
+  std::vector<std::byte*> heaps() const;
+  Rank& rank(std::int32_t rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+
+  // Errors: kBadArgument, naming the matrix that lies in a way that needs any_layout.
+  Result<Launch> prepare(std::int32_t rank, const GemmArguments& arguments, std::uint32_t parts);
+
+  // Bytes that create() will take on each rank.
+  static std::int64_t bytes_needed(const CudaOperatorConfig& config);
+
+ private:
+  RankMemory place(std::int32_t rank, const TaskTable& table) const;
+  Status fill_rank(std::int32_t rank, const VirtualGpu& gpu);
+  Status make_maps(Rank& rank);
+  Status take_a(std::int32_t rank, const Matrix& a, Launch& launch) const;
+  Status take_b(std::int32_t rank, const Matrix& b, Launch& launch) const;
+  Status take_c(std::int32_t rank, const Matrix& c, Launch& launch) const;
+
+  const std::uint32_t number_;
+  const CudaOperatorConfig config_;
+  const Partition partition_;
+  const HeapLayout layout_;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace mkernel

@@ -1,0 +1,120 @@
+// The persistent kernel: one CTA per SM, one warpgroup of service warps and two of consumers.
+//
+//   warp 0      producer   loads operands and sources into the stages (TMA)
+//   warps 1, 2  store      write results out, raise flags, hand network writes to the proxy
+//   warp 3      scheduler  chooses tasks and waits for their flags
+//   warps 4-11  consumers  multiply and add
+//
+// Tasks go through one ring in shared memory, in which every role sees every task.
+#pragma once
+#include "exec/cuda/consumer.cuh"
+#include "exec/cuda/producer.cuh"
+#include "exec/cuda/scheduler.cuh"
+#include "exec/cuda/store.cuh"
+
+namespace mkernel {
+
+// Registers per thread: 128 * 40 + 256 * 232 <= 65536, and multiples of 8.
+inline constexpr int kServiceRegisters = 40;
+inline constexpr int kConsumerRegisters = 232;
+
+template <class Tile>
+__device__ __forceinline__ void init_shared_thread(SharedMemory<Tile>& s, const DeviceCall& call) {
+  for (int i = 0; i < Tile::kStages; ++i) {
+    s.full[i].init(1);
+    s.empty[i].init(kStageReaders);
+  }
+  for (int i = 0; i < kTaskRing; ++i) {
+    s.ring_full[i].init(1);
+    s.ring_empty[i].init(kRingReaders);
+  }
+  s.picked.init(1);
+  for (int wg = 0; wg < 2; ++wg) {
+    for (int i = 0; i < 2; ++i) {
+      s.staged[wg][i].init(4);  // warps of the consumer warpgroup
+      s.unstaged[wg][i].init(1);
+    }
+  }
+  fence_mbarrier_init();
+  s.epoch = ld_relaxed_gpu(&call.rank.control->epoch) + 1;
+}
+
+// The last CTA out waits until the call is complete and prepares the next one.
+template <class Tile>
+__device__ __forceinline__ void leave_warp(const DeviceCall& call, std::uint64_t epoch_number) {
+  const DeviceRank& rank = call.rank;
+  const std::uint32_t lane = threadIdx.x % 32;
+  std::uint32_t before = 0;
+  // order: what the CTA's threads have done comes before the count, and the last one sees all of it.
+  if (lane == 0) before = atom_add_acq_rel_gpu(&rank.control->exited, 1);
+  before = __shfl_sync(0xffffffffu, before, 0);
+  if (before != gridDim.x - 1) return;
+  if (lane == 0) rank.control->exited = 0;
+  if ((call.parts & kPartLast) == 0) return;
+  const EpochView epoch(epoch_number);
+  const std::uint32_t* flags = epoch.flag(rank, rank.gpu, 0);
+  const std::uint64_t begin = global_time_ns();
+  std::uint64_t host_polled = begin;
+  bool leave = ld_relaxed_gpu(&rank.control->abort) != 0;
+  for (std::uint32_t i = lane; i < rank.completion.span && !leave; i += 32) {
+    const Wait wait{rank.completion.flag + i, 1, rank.completion.count};
+    while (!leave && !is_met(wait, flags, epoch.use)) {
+      __nanosleep(100);
+      const std::uint64_t now = global_time_ns();
+      leave = ld_relaxed_gpu(&rank.control->abort) != 0;
+      if (now - host_polled > kHostPollNs) {
+        host_polled = now;
+        leave = leave || ld_relaxed_sys(&rank.mailbox->leave) != 0;
+      }
+      if (!leave && now - begin > rank.deadline_ns) {
+        Scheduler<Tile>::report_unmet(call, wait, kNoTask, 0, now - begin);
+        leave = true;
+      }
+    }
+    if (!leave) acquire(wait, flags);
+  }
+  leave = __any_sync(0xffffffffu, leave);
+  if (leave) {
+    if (lane == 0) st_relaxed_sys(&rank.control->abort, 1);
+    return;  // the world has failed: this epoch never ends
+  }
+  for (std::int32_t i = static_cast<std::int32_t>(lane); i < rank.lanes; i += 32) rank.heads[i].next = 0;
+  if (lane == 0) {
+    rank.control->times[epoch.parity].end = global_time_ns();
+    rank.control->times[epoch.parity ^ 1] = {};  // the next run's
+    rank.control->epoch = epoch_number;
+  }
+}
+
+template <class Tile, class T, Major kMajorB>
+__global__ void __launch_bounds__(kThreads, 1) persistent_kernel(const __grid_constant__ DeviceCall call) {
+  extern __shared__ __align__(1024) std::byte raw[];
+  auto& s = *reinterpret_cast<SharedMemory<Tile>*>(raw);
+  if (threadIdx.x == 0) {
+    init_shared_thread(s, call);
+    tell_c_thread(call, s.epoch);
+    if (blockIdx.x == 0) call.rank.control->times[s.epoch & 1].start = global_time_ns();
+  }
+  // order: the barriers, the epoch, and where C is, before every role; and before any signal of this CTA.
+  __syncthreads();
+  const EpochView epoch(s.epoch);
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  if (warp < 4) {
+    give_registers_wg<kServiceRegisters>();
+    if (warp == 0) {
+      if (threadIdx.x == 0) Producer<Tile, kMajorB>{call, s, epoch}.run_thread();
+      __syncwarp();  // the warp meets the last barrier as a whole
+    } else if (warp == 3) {
+      Scheduler<Tile>{call, s, epoch}.run_warp();
+    } else {
+      Store<Tile>{call, s, epoch, warp - 1}.run_warp();
+    }
+  } else {
+    take_registers_wg<kConsumerRegisters>();
+    Consumer<Tile, T, kMajorB>{call, s, epoch, warp / 4 - 1, static_cast<int>(threadIdx.x) - 128}.run_wg();
+  }
+  __syncthreads();
+  if (warp == 0) leave_warp<Tile>(call, s.epoch);
+}
+
+}  // namespace mkernel

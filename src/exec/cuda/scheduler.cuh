@@ -1,0 +1,301 @@
+// The scheduler: one warp that chooses the CTA's next task, waits for what it waits for, and hands it to the others.
+//
+// Compute tasks are claimed by a ticket and held until they are ready; meanwhile the CTA serves other lanes. Moves are
+// claimed one by one, only when they are ready. So no CTA ever sits on a task that others could do while
+// it does nothing, and any set of resident CTAs, even one, gets through the whole plan.
+#pragma once
+#include "exec/cuda/kernel_shared.cuh"
+
+namespace mkernel {
+
+inline constexpr std::uint32_t kWholeWarp = 0xffffffffu;
+inline constexpr std::uint64_t kHostPollNs = 1'000'000;  // reading pinned memory more often would slow the driver down
+
+// True when every flag of `wait` has reached its target. Reads only.
+__device__ __forceinline__ bool is_met(const Wait& wait, const std::uint32_t* flags, std::uint32_t use) {
+  for (std::uint32_t i = 0; i < wait.span; ++i) {
+    if (!flag_reached(ld_relaxed_sys(flags + wait.flag + i), use * wait.count)) return false;
+  }
+  return true;
+}
+// order: what was written before the flags were raised is visible to this thread, and to whom it hands on; pairs with
+// Store::raise() and the network's stamps. A fence instead would wait for all stores of the SM (measured, H200: twice
+// the time of communication alone).
+__device__ __forceinline__ void acquire(const Wait& wait, const std::uint32_t* flags) {
+  for (std::uint32_t i = 0; i < wait.span; ++i) ld_acquire_sys(flags + wait.flag + i);
+}
+
+template <class Tile>
+struct Scheduler {
+  static constexpr std::uint32_t kNone = 0xffffffffu;
+
+  const DeviceCall& call;
+  SharedMemory<Tile>& s;
+  const EpochView epoch;
+  const std::uint32_t lane = threadIdx.x % 32;
+  const bool mover = static_cast<std::int32_t>(blockIdx.x) >= call.compute_ctas;
+  const std::uint32_t* flags = epoch.flag(call.rank, call.rank.gpu, 0);
+  RingPosition<kTaskRing> at{0, 1};
+  std::uint32_t picked_phase = 0;
+  bool unpicked = false;  // the last task has not been picked up
+  std::uint32_t claimed = kNone;  // row of the compute task that this CTA holds
+  bool compute_left = (call.parts & kPartCompute) != 0;
+  bool moves_left = (call.parts & kPartMoves) != 0;
+  bool c_known = false;
+  bool tile_open = false;  // the last task was a tile, whose results the consumers may still hold
+  std::uint64_t idle_since = 0;
+  std::uint64_t host_polled = 0;
+
+  __device__ void run_warp() {
+    for (;;) {
+      if (tile_open) settle();  // the next task is chosen late; after a move at once, while that is under way
+      const std::uint32_t row = next_row();
+      if (row == kNone) break;
+      publish_row(row);
+    }
+    publish_mark(DeviceAction::kExit);
+  }
+
+ private:
+  // Waits until the producer has picked up the last task. Never more than one is ahead of it.
+  __device__ void settle() {
+    if (!unpicked) return;
+    s.picked.wait(picked_phase);
+    picked_phase ^= 1;
+    unpicked = false;
+  }
+
+  // The row of a ready task, or kNone when there is none left or the run is aborted.
+  __device__ std::uint32_t next_row() {
+    idle_since = 0;
+    for (;;) {
+      std::uint32_t row = mover ? try_moves() : try_compute();
+      if (row == kNone) row = mover ? try_compute_as_mover() : try_moves();
+      if (row != kNone) return row;
+      if (!compute_left && claimed == kNone && !moves_left) return kNone;
+      if (tile_open) publish_flush();  // a tile in the consumers' registers may be what everybody waits for
+      if (!keep_waiting()) return kNone;
+    }
+  }
+
+  __device__ std::uint32_t try_compute_as_mover() {
+    // Movers leave tiles alone while moves may still come, for a tile takes long; unless nobody else computes.
+    return moves_left && call.compute_ctas > 0 ? kNone : try_compute();
+  }
+
+  __device__ std::uint32_t try_compute() {
+    if (claimed == kNone && compute_left) {
+      const DeviceLane compute = call.rank.lane_table[0];
+      std::uint32_t ticket = 0;
+      if (lane == 0) ticket = atom_add_relaxed_gpu(&call.rank.heads[0].next, 1);
+      ticket = __shfl_sync(kWholeWarp, ticket, 0);
+      compute_left = ticket < compute.count;
+      if (compute_left) claimed = compute.first + ticket;
+    }
+    if (claimed == kNone) return kNone;
+    const DeviceTask& task = call.rank.tasks[claimed];
+    const bool met = lane < 2 ? is_met(task.waits[lane], flags, epoch.use) : true;
+    if (!__all_sync(kWholeWarp, met)) return kNone;
+    if (lane < 2) acquire(task.waits[lane], flags);
+    const std::uint32_t row = claimed;
+    claimed = kNone;
+    return row;
+  }
+
+  // Threads look at the next tasks of all lanes of moves at once, some of each. Of the lanes that have a ready one the
+  // last is served, so that what came over the network (recv) goes before what is to be sent (intra). CTAs choose
+  // different ones of its ready tasks: if all wanted the first, one of them would get it per round trip to memory.
+  __device__ std::uint32_t try_moves() {
+    if (!moves_left) return kNone;
+    const std::int32_t move_lanes = call.rank.lanes - 1;
+    std::int32_t each = 16;  // threads per lane
+    while (each > 1 && each * move_lanes > 32) each /= 2;
+    bool any_left = false;
+    for (std::int32_t base = 0; base < move_lanes; base += 32 / each) {
+      const std::int32_t i = 1 + base + static_cast<std::int32_t>(lane) / each;
+      const std::int32_t ahead = static_cast<std::int32_t>(lane) % each;
+      std::uint32_t row = 0;
+      bool in_lane = false;
+      bool taken = false;
+      bool ready = false;
+      std::uint32_t head = 0;
+      if (i <= move_lanes) {
+        const DeviceLane moves = call.rank.lane_table[i];
+        head = ld_relaxed_gpu(&call.rank.heads[i].next);  // no task before it is left; one load for all its threads
+        in_lane = head + ahead < moves.count;
+        row = moves.first + head + ahead;
+        any_left = any_left || head + each < moves.count;  // beyond those that are looked at
+      }
+      if (in_lane) {
+        const DeviceTask& task = call.rank.tasks[row];
+        taken = ld_relaxed_gpu(&call.rank.claims[row]) == s.epoch;
+        ready = !taken && is_met(task.waits[0], flags, epoch.use) && is_met(task.waits[1], flags, epoch.use);
+      }
+      any_left = __any_sync(kWholeWarp, any_left || (in_lane && !taken));
+      advance_head(i, head, ahead, each, __ballot_sync(kWholeWarp, taken));
+      std::uint32_t mask = __ballot_sync(kWholeWarp, ready);
+      while (mask != 0) {
+        const std::uint32_t pick = choose(mask, each);
+        mask &= ~(1u << pick);
+        bool won = false;
+        // order: none, the task's data is ordered by its flags.
+        if (lane == pick) won = claim(row);
+        if (!__shfl_sync(kWholeWarp, won, pick)) continue;
+        if (lane == pick) {
+          acquire(call.rank.tasks[row].waits[0], flags);
+          acquire(call.rank.tasks[row].waits[1], flags);
+        }
+        return __shfl_sync(kWholeWarp, row, pick);
+      }
+    }
+    moves_left = any_left;
+    return kNone;
+  }
+
+  __device__ bool claim(std::uint32_t row) const {
+    std::uint64_t* word = &call.rank.claims[row];
+    const std::uint64_t before = ld_relaxed_gpu(word);
+    return before != s.epoch && atom_cas_relaxed_gpu(word, before, s.epoch) == before;
+  }
+
+  // One of the ready tasks in `mask`, as the thread that has it: of the last lane, another one for every CTA.
+  __device__ static std::uint32_t choose(std::uint32_t mask, std::int32_t each) {
+    const std::uint32_t first = (31 - __clz(mask)) / each * each;
+    const std::uint32_t threads = each == 32 ? kWholeWarp : ((1u << each) - 1) << first;
+    std::uint32_t of_lane = mask & threads;
+    for (std::uint32_t skip = blockIdx.x % __popc(of_lane); skip > 0; --skip) of_lane &= of_lane - 1;
+    return __ffs(static_cast<int>(of_lane)) - 1;
+  }
+
+  // Moves a lane's head past tasks that are taken.
+  __device__ void advance_head(std::int32_t i, std::uint32_t head, std::int32_t ahead, std::int32_t each,
+                               std::uint32_t taken) const {
+    if (ahead != 0 || i >= call.rank.lanes) return;
+    const std::uint32_t of_lane = taken >> lane;
+    const std::uint32_t passed = min(static_cast<std::uint32_t>(each), static_cast<std::uint32_t>(__ffs(~of_lane) - 1));
+    // order: none, the head only saves others from looking at what is taken.
+    if (passed > 0) red_max_relaxed_gpu(&call.rank.heads[i].next, head + passed);
+  }
+
+  __device__ DeviceTask& open_slot() {
+    settle();
+    s.ring_empty[at.slot].wait(at.phase);
+    return s.ring[at.slot];
+  }
+  __device__ void close_slot() {
+    // order: the slot, and what this warp has acquired, before the readers' work; pairs with their ring_full.wait().
+    __syncwarp();
+    if (lane == 0) s.ring_full[at.slot].arrive();
+    at.advance();
+    unpicked = true;
+  }
+
+  __device__ void publish_row(std::uint32_t row) {
+    DeviceTask& slot = open_slot();
+    const auto* words = reinterpret_cast<const std::uint32_t*>(&call.rank.tasks[row]);
+    reinterpret_cast<std::uint32_t*>(&slot)[lane] = words[lane];
+    static_assert(sizeof(DeviceTask) == 32 * 4);
+    __syncwarp();
+    tile_open = slot.action == DeviceAction::kGemm;
+    if (slot.marks != 0 && lane == 0) note_time_thread(slot);
+    if (!c_known && slot.dst == Buffer::kC && slot.dst_reach == Reach::kNode) learn_c();
+    close_slot();
+  }
+  __device__ void note_time_thread(const DeviceTask& task) const {
+    DeviceTimes& times = call.rank.control->times[epoch.parity];
+    const std::uint64_t now = global_time_ns();
+    if ((task.marks & kFirstOfLane) != 0) times.first[task.role_lane & 3] = now;
+    if ((task.marks & kLastOfLane) != 0) times.last[task.role_lane & 3] = now;
+  }
+  __device__ void publish_mark(DeviceAction action) {
+    DeviceTask& slot = open_slot();
+    reinterpret_cast<std::uint32_t*>(&slot)[lane] = 0;  // above all the signals of the task that was here before
+    __syncwarp();
+    if (lane == 0) slot.action = action;
+    close_slot();
+  }
+  __device__ void publish_flush() {
+    publish_mark(DeviceAction::kFlush);
+    tile_open = false;
+  }
+
+  // Copies where the node's GPUs have their C. They all have said so by now: this task adds up what each of them made.
+  __device__ void learn_c() {
+    constexpr int kWords = sizeof(DeviceMatrix) / 4;
+    for (std::int32_t gpu = 0; gpu < call.rank.gpus; ++gpu) {
+      const auto* words = reinterpret_cast<const std::uint32_t*>(call.rank.c_slots[gpu] + epoch.parity);
+      if (lane < kWords) reinterpret_cast<std::uint32_t*>(&s.c[gpu])[lane] = ld_relaxed_sys(words + lane);
+    }
+    c_known = true;
+  }
+
+  // --- waiting ---
+
+  // False when the run is aborted, by this very wait where it has lasted too long.
+  __device__ bool keep_waiting() {
+    __nanosleep(40);
+    std::uint32_t leave = 0;
+    if (lane == 0) {
+      const std::uint64_t now = global_time_ns();
+      if (idle_since == 0) idle_since = host_polled = now;
+      leave = ld_relaxed_gpu(&call.rank.control->abort);
+      if (leave == 0 && now - host_polled > kHostPollNs) {
+        host_polled = now;
+        leave = ld_relaxed_sys(&call.rank.mailbox->leave);
+      }
+      if (leave == 0 && now - idle_since > call.rank.deadline_ns) {
+        report_stall(now - idle_since);
+        leave = 1;
+      }
+      if (leave != 0) st_relaxed_sys(&call.rank.control->abort, 1);
+    }
+    return __shfl_sync(kWholeWarp, leave, 0) == 0;
+  }
+
+  // Writes who waited for what into the mailbox, if nobody else has: the claimed tile, or the first
+  // move that is not ready.
+  __device__ void report_stall(std::uint64_t waited_ns) const {
+    if (claimed != kNone) {
+      if (report_task(claimed, waited_ns)) return;
+    }
+    for (std::int32_t i = 1; i < call.rank.lanes; ++i) {
+      const DeviceLane moves = call.rank.lane_table[i];
+      for (std::uint32_t next = ld_relaxed_gpu(&call.rank.heads[i].next); next < moves.count; ++next) {
+        if (report_task(moves.first + next, waited_ns)) return;
+      }
+    }
+  }
+  __device__ bool report_task(std::uint32_t row, std::uint64_t waited_ns) const {
+    const DeviceTask& task = call.rank.tasks[row];
+    return report_unmet(call, task.waits[0], task.index, task.role_lane, waited_ns) ||
+           report_unmet(call, task.waits[1], task.index, task.role_lane, waited_ns);
+  }
+
+ public:
+  // False when all flags of `wait` are there. One thread.
+  __device__ static bool report_unmet(const DeviceCall& call, const Wait& wait, std::uint32_t index,
+                                      std::uint32_t role_lane, std::uint64_t waited_ns) {
+    const std::uint64_t epoch_number = ld_relaxed_gpu(&call.rank.control->epoch) + 1;
+    const EpochView view(epoch_number);
+    for (std::uint32_t i = 0; i < wait.span; ++i) {
+      const std::uint32_t seen = ld_relaxed_sys(view.flag(call.rank, call.rank.gpu, wait.flag + i));
+      if (flag_reached(seen, view.use * wait.count)) continue;
+      DeviceAbort& out = call.rank.mailbox->abort;
+      if (atom_cas_relaxed_sys(&out.state, 0, 1) != 0) return true;
+      out.kind = static_cast<std::uint32_t>(DeviceAbortKind::kFlag);
+      out.role = role_lane & 3;
+      out.lane = role_lane >> 2;
+      out.task = index;
+      out.flag = wait.flag + i;
+      out.wanted = wait.count;
+      out.seen = seen - (view.use - 1) * wait.count;
+      out.epoch = epoch_number;
+      out.waited_ns = waited_ns;
+      st_release_sys(&out.state, 2);  // order: the fields above; pairs with the host's acquire of `state`
+      return true;
+    }
+    return false;
+  }
+};
+
+}  // namespace mkernel

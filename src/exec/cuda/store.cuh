@@ -1,0 +1,123 @@
+// The store warps, one per consumer warpgroup: write finished boxes out, then raise the task's flags and hand the
+// network writes that these complete to the proxy. Consumers need not wait for any of it.
+#pragma once
+#include "exec/cuda/device_push.cuh"
+#include "exec/cuda/kernel_shared.cuh"
+#include "net/record.h"
+
+namespace mkernel {
+
+template <class Tile>
+struct Store {
+  const DeviceCall& call;
+  SharedMemory<Tile>& s;
+  const EpochView epoch;
+  const int wg;  // the consumer warpgroup that this warp serves
+  const std::uint32_t lane = threadIdx.x % 32;
+  RingPosition<2> in{0, 0};
+
+  __device__ void run_warp() {
+    RingPosition<kTaskRing> at;
+    for (bool more = true; more; at.advance()) {
+      s.ring_full[at.slot].wait(at.phase);
+      const DeviceTask& task = s.ring[at.slot];
+      const bool signals = task.signals[0].gpu_begin != task.signals[0].gpu_end ||
+                           task.signals[1].gpu_begin != task.signals[1].gpu_end;
+      if (task.action == DeviceAction::kGemm && task.path == Path::kTensor &&
+          (task.dst != Buffer::kC || call.c_matrix.wide != 0) && call.k > 0) {
+        store_tile(task);
+        if (signals && lane == 0) bulk_wait_thread();
+      } else if (task.action == DeviceAction::kGemm || task.action == DeviceAction::kMove) {
+        // order: what the consumers have stored comes before our signals; pairs with Consumer::report().
+        s.staged[wg][in.slot].wait(in.phase);
+        if (lane == 0) s.unstaged[wg][in.slot].arrive();
+        in.advance();
+      }
+      if (signals) {
+        // order: both warpgroups' halves come before either's signals.
+        __syncwarp();
+        named_barrier_sync(kStoreBarrier, 64);
+        raise(task.signals[wg]);
+      }
+      more = task.action != DeviceAction::kExit;
+      __syncwarp();
+      if (lane == 0) s.ring_empty[at.slot].arrive();
+    }
+    if (lane == 0) bulk_wait_thread();
+  }
+
+ private:
+  // The boxes of one tile, as the consumers hand them over.
+  __device__ void store_tile(const DeviceTask& task) {
+    const bool to_c = task.dst == Buffer::kC;
+    const CUtensorMap& map = to_c ? call.c : call.packed[epoch.parity];
+    const std::int32_t row =
+        (to_c ? task.row : static_cast<std::int32_t>(task.dst_offset / Tile::kBn)) + Tile::first_row(wg);
+    const std::int32_t col = to_c ? task.col : 0;
+    if (!Tile::stores(wg)) return;
+    for (int box = 0; box < Tile::kBoxes; ++box) {
+      // order: the consumers' writes to shared memory, fenced for the async proxy; pairs with Consumer::put_box().
+      s.staged[wg][in.slot].wait(in.phase);
+      if (lane == 0) {
+        tma_store_thread(map, s.staging[wg][in.slot], col + box * 64, row);
+        bulk_commit_thread();
+        bulk_wait_read_thread();
+        s.unstaged[wg][in.slot].arrive();
+      }
+      in.advance();
+    }
+  }
+
+  // One GPU per thread.
+  __device__ void raise(const DeviceSignal& signal) {
+    for (std::int32_t gpu = signal.gpu_begin + static_cast<std::int32_t>(lane); gpu < signal.gpu_end; gpu += 32) {
+      std::uint32_t* flag = epoch.flag(call.rank, gpu, signal.flag);
+      if (signal.records > 0 && gpu == call.rank.gpu) {
+        // order: as below; also acquires what the other raisers released, for the network reads all of it. Pairs with
+        // the proxy's acquire of the record.
+        const std::uint32_t before = signal.local != 0 ? atom_add_acq_rel_gpu(flag, 1) : atom_add_acq_rel_sys(flag, 1);
+        if (before + 1 == epoch.use * signal.record_count) push_records(signal);
+      } else if (signal.local != 0) {
+        // order: all that this CTA has stored for the task, before the flag; pairs with acquire() of the scheduler.
+        red_add_release_gpu(flag, 1);
+      } else {
+        red_add_release_sys(flag, 1);  // order: the same, for other GPUs
+      }
+    }
+  }
+
+  __device__ void push_records(const DeviceSignal& signal) {
+    for (std::uint32_t i = 0; i < signal.records; ++i) {
+      const DeviceRecord& entry = call.rank.records[signal.record + i];
+      Record record;
+      record.op = call.rank.op;
+      record.epoch = static_cast<std::uint32_t>(s.epoch) & 0xff;
+      record.task = entry.task;
+      // A ring that stays full until the deadline makes everybody leave.
+      const std::uint64_t begin = global_time_ns();
+      if (push_record(call.rank.rings[entry.node], encode(record), begin + call.rank.deadline_ns,
+                      &call.rank.control->abort)) {
+        DeviceTimes& times = call.rank.control->times[epoch.parity];
+        times.last[static_cast<int>(Role::kSend)] = begin;
+        if (times.first[static_cast<int>(Role::kSend)] == 0) times.first[static_cast<int>(Role::kSend)] = begin;
+        continue;
+      }
+      report_full_ring(entry, global_time_ns() - begin);
+      return;
+    }
+  }
+  __device__ void report_full_ring(const DeviceRecord& entry, std::uint64_t waited_ns) {
+    st_relaxed_sys(&call.rank.control->abort, 1);
+    DeviceAbort& out = call.rank.mailbox->abort;
+    if (atom_cas_relaxed_sys(&out.state, 0, 1) != 0) return;
+    out.kind = static_cast<std::uint32_t>(DeviceAbortKind::kRingFull);
+    out.role = static_cast<std::uint32_t>(Role::kSend);
+    out.lane = entry.node;
+    out.task = entry.task;
+    out.epoch = s.epoch;
+    out.waited_ns = waited_ns;
+    st_release_sys(&out.state, 2);  // order: the fields above; pairs with the host's acquire of `state`
+  }
+};
+
+}  // namespace mkernel

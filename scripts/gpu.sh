@@ -1,18 +1,73 @@
 #!/usr/bin/env bash
-# Builds and runs everything that needs a GPU, in one call, and writes the results as JSON:
-#   [MKERNEL_COMMIT=HASH] scripts/gpu.sh OUT_DIR      (the hash where the tree is a copy without history)
-set -euo pipefail
+# Builds and runs everything that needs a GPU, and writes results as JSON:
+#   scripts/gpu.sh OUT_DIR [tests] [sanitize] [bench]      (all three when none is named)
+# MKERNEL_BUILD=DIR  takes the programs from there instead of building them (a build made elsewhere; its shared
+#                    libraries may lie beside them).
+# MKERNEL_COMMIT     the commit, where the tree is a copy without history.
+# MKERNEL_BENCH      what to measure, as lines of `mkernel bench` arguments, instead of the suites.
+# Exit code 1 when anything failed; everything named is run all the same.
+set -uo pipefail
 cd "$(dirname "$0")/.."
-out=${1:?usage: scripts/gpu.sh OUT_DIR}
-build=$(mktemp -d)
-trap 'rm -rf "$build"' EXIT
+out=${1:?usage: scripts/gpu.sh OUT_DIR [tests] [sanitize] [bench]}
+shift
+parts=${*:-tests sanitize bench}
 mkdir -p "$out"
+export MKERNEL_COMMIT=${MKERNEL_COMMIT:-$(git rev-parse --verify --quiet HEAD || echo unknown)}
+failed=0
 
-gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
-driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
-commit=${MKERNEL_COMMIT:-$(git rev-parse --verify --quiet HEAD || echo unknown)}
+if [[ -n ${MKERNEL_BUILD:-} ]]; then
+  build=$MKERNEL_BUILD
+  export LD_LIBRARY_PATH=$build${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+else
+  build=build/cuda
+  cmake --preset cuda && cmake --build --preset cuda --parallel "$(nproc)" || exit 1
+fi
+export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}:/usr/local/cuda/lib64
 
-nvcc -std=c++20 -arch=sm_90a --expt-relaxed-constexpr -Iinclude -Isrc src/plan/plan_device_test.cu -o "$build/plan_device_test"
-result=$("$build/plan_device_test")
-printf '{"command": "scripts/gpu.sh", "commit": "%s", "gpu": "%s", "driver": "%s", "plan_device_test": %s}\n' \
-  "$commit" "$gpu" "$driver" "$result" | tee "$out/plan_device_test.json"
+run() { # NAME SECONDS COMMAND...: the output goes to OUT_DIR/NAME.log, a line to the terminal
+  local name=$1 seconds=$2 status=0
+  shift 2
+  timeout "$seconds" "$@" >"$out/$name.log" 2>&1 || status=$?
+  case $status in
+    0) echo "ok       $name" ;;
+    77) echo "skipped  $name: $(tail -n 1 "$out/$name.log")" ;;
+    *) echo "FAILED   $name (exit code $status)"; tail -n 15 "$out/$name.log" | cut -c1-300; failed=1 ;;
+  esac
+}
+
+for part in $parts; do
+  case $part in
+    tests)
+      run tests_gpu 240 "$build/tests_gpu_test"
+      for program in gpu_stream_test plan_device_test wire_test cuda_network_test; do
+        [[ -x $build/$program ]] && run "$program" 120 "$build/$program"
+      done
+      ;;
+    sanitize)
+      # racecheck does not follow mbarriers that threads wait for by try_wait, and reports every slot of the task ring
+      # (docs/testing.md); so it is not run.
+      for tool in memcheck synccheck; do
+        for op in all_gather_gemm gemm_reduce_scatter gemm_all_reduce; do
+          run "$tool-$op" 120 compute-sanitizer --tool $tool --error-exitcode 9 "$build/mkernel" run "$op" --device cuda \
+            --nodes 1 --gpus 2 --sms 8 --m 300 --n 520 --k 200 --repeat 2 --deadline 100
+        done
+      done
+      ;;
+    bench)
+      if [[ -n ${MKERNEL_BENCH:-} ]]; then
+        i=0
+        while read -r line; do
+          [[ -z $line ]] && continue
+          # shellcheck disable=SC2086
+          run "bench-$((i++))" 200 "$build/mkernel" bench $line
+        done <<<"$MKERNEL_BENCH"
+      else
+        for suite in gemm_core virtual_cluster small; do
+          run "bench-$suite" 1200 "$build/mkernel" bench suite $suite --json "$out/$suite-h200.json"
+        done
+      fi
+      ;;
+    *) echo "unknown part: $part" >&2; exit 2 ;;
+  esac
+done
+exit $failed

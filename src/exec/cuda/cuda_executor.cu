@@ -25,9 +25,10 @@
 namespace mkernel {
 namespace {
 
-// Per SM of an H200 (measured, 2026-12-01, hopper-notes): GEMM under power cap, and bytes read plus written by the
-// reduce role.
-constexpr RoleCosts kGpuCosts{5000, 79, 500};
+// Per SM of an H200 (2026-12-01): GEMM under power cap, and bytes read plus written by movers beside GEMMs. Of these 34
+// per ns were measured (2 movers with 92 MB to move held GEMM + AllReduce up for 1.34 ms); less is stated, since one
+// mover too few costs more than one too many (1337, 1228, 1127 us with 2, 3, 4 of 16 SMs).
+constexpr RoleCosts kGpuCosts{5000, 25, 500};
 constexpr std::int64_t kMemoryMargin = std::int64_t{512} << 20;  // left to the driver and to everybody else
 constexpr std::uint32_t kMaxCudaOperators = kMaxOperators - 1;
 

@@ -39,6 +39,7 @@ struct Scheduler {
   std::uint32_t picked_phase = 0;
   bool unpicked = false;  // the last task has not been picked up
   std::uint32_t claimed = kNone;  // row of the compute task that this CTA holds
+  std::uint32_t second = kNone;   // row of a move that it has taken together with another
   bool compute_left = (call.parts & kPartCompute) != 0;
   bool moves_left = (call.parts & kPartMoves) != 0;
   bool c_known = false;
@@ -67,6 +68,11 @@ struct Scheduler {
 
   // The row of a ready task, or kNone when there is none left or the run is aborted.
   __device__ std::uint32_t next_row() {
+    if (second != kNone) {
+      const std::uint32_t row = second;
+      second = kNone;
+      return row;
+    }
     idle_since = 0;
     for (;;) {
       std::uint32_t row = mover ? try_moves() : try_compute();
@@ -118,6 +124,7 @@ struct Scheduler {
       bool in_lane = false;
       bool taken = false;
       bool ready = false;
+      std::uint64_t before = 0;
       std::uint32_t head = 0;
       if (i <= move_lanes) {
         const DeviceLane moves = call.rank.lane_table[i];
@@ -128,43 +135,50 @@ struct Scheduler {
       }
       if (in_lane) {
         const DeviceTask& task = call.rank.tasks[row];
-        taken = ld_relaxed_gpu(&call.rank.claims[row]) == s.epoch;
+        before = ld_relaxed_gpu(&call.rank.claims[row]);
+        taken = before == s.epoch;
         ready = !taken && is_met(task.waits[0], flags, epoch.use) && is_met(task.waits[1], flags, epoch.use);
       }
       any_left = __any_sync(kWholeWarp, any_left || (in_lane && !taken));
       advance_head(i, head, ahead, each, __ballot_sync(kWholeWarp, taken));
       std::uint32_t mask = __ballot_sync(kWholeWarp, ready);
       while (mask != 0) {
-        const std::uint32_t pick = choose(mask, each);
-        mask &= ~(1u << pick);
-        bool won = false;
+        const std::uint32_t wanted = choose(mask, each);
+        mask &= ~wanted;
         // order: none, the task's data is ordered by its flags.
-        if (lane == pick) won = claim(row);
-        if (!__shfl_sync(kWholeWarp, won, pick)) continue;
-        if (lane == pick) {
+        const bool mine = (wanted >> lane & 1) != 0;
+        const bool won = mine && atom_cas_relaxed_gpu(&call.rank.claims[row], before, s.epoch) == before;
+        const std::uint32_t got = __ballot_sync(kWholeWarp, won);
+        if (got == 0) continue;
+        if (won) {
           acquire(call.rank.tasks[row].waits[0], flags);
           acquire(call.rank.tasks[row].waits[1], flags);
         }
-        return __shfl_sync(kWholeWarp, row, pick);
+        const std::uint32_t last = 31 - __clz(got);
+        if (__popc(got) == 2) second = __shfl_sync(kWholeWarp, row, last);
+        return __shfl_sync(kWholeWarp, row, __ffs(static_cast<int>(got)) - 1);
       }
     }
     moves_left = any_left;
     return kNone;
   }
 
-  __device__ bool claim(std::uint32_t row) const {
-    std::uint64_t* word = &call.rank.claims[row];
-    const std::uint64_t before = ld_relaxed_gpu(word);
-    return before != s.epoch && atom_cas_relaxed_gpu(word, before, s.epoch) == before;
-  }
-
-  // One of the ready tasks in `mask`, as the thread that has it: of the last lane, another one for every CTA.
-  __device__ static std::uint32_t choose(std::uint32_t mask, std::int32_t each) {
+  // Which of the ready tasks in `mask` to take, as bits of the threads that have them: of the last lane, others for
+  // every CTA, movers the first ones. While there are many a mover takes two, since to find one takes about as long as
+  // to do it.
+  __device__ std::uint32_t choose(std::uint32_t mask, std::int32_t each) const {
     const std::uint32_t first = (31 - __clz(mask)) / each * each;
-    const std::uint32_t threads = each == 32 ? kWholeWarp : ((1u << each) - 1) << first;
-    std::uint32_t of_lane = mask & threads;
-    for (std::uint32_t skip = blockIdx.x % __popc(of_lane); skip > 0; --skip) of_lane &= of_lane - 1;
-    return __ffs(static_cast<int>(of_lane)) - 1;
+    const std::uint32_t of_lane = mask & (((1u << each) - 1) << first);
+    const std::uint32_t count = __popc(of_lane);
+    const std::uint32_t movers = gridDim.x - call.compute_ctas;
+    const std::uint32_t number = mover ? blockIdx.x - call.compute_ctas : blockIdx.x + movers;
+    const bool two = mover && count >= 2 * movers + 2;
+    const std::uint32_t pick = nth_bit(of_lane, (two ? 2 * number : number) % count);
+    return two ? pick | nth_bit(of_lane, 2 * number + 1) : pick;
+  }
+  __device__ static std::uint32_t nth_bit(std::uint32_t mask, std::uint32_t n) {
+    for (; n > 0; --n) mask &= mask - 1;
+    return mask & -mask;
   }
 
   // Moves a lane's head past tasks that are taken.

@@ -19,6 +19,7 @@ double tile_cost(const TileShape& shape, std::int64_t k) {
 }
 
 constexpr std::int64_t kGpuChunkBytes = 256 * 1024;
+constexpr std::int64_t kGpuCopyBytes = 128 * 1024;  // to find a task takes 5 us, to copy 128 KiB to three GPUs about 6
 
 std::int64_t rows_per_grid(const PlanSpec& spec) {
   return spec.op == Op::kGemmAllReduce ? spec.m : spec.row_split().max_size();
@@ -58,6 +59,8 @@ Tiling choose_gpu_tiling(const PlanSpec& spec, int sms) {
     if (tiling.chunk_tiles > most) tiling.chunk_tiles = static_cast<std::int32_t>(most);
   }
   tiling.pitch_align = 8;  // 16 bytes, for TMA
+  const std::int64_t row_bytes = max_of(1, spec.k * dtype_bytes(spec.dtype));
+  tiling.copy_rows = static_cast<std::int32_t>(max_of(1, min_of(kGpuCopyBytes / row_bytes, tiling.chunk_rows)));
   return tiling;
 }
 

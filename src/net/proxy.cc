@@ -12,7 +12,6 @@ constexpr std::int32_t kFirstRetryNs = 1'000;     // about what a post costs; do
 constexpr std::int32_t kLastRetryNs = 1'000'000;  // late enough to cost nothing, early against any deadline
 constexpr int kEventsPerPoll = 32;
 constexpr int kPollsPerStep = 16;
-constexpr std::size_t kAhead = 6;  // destinations that are fetched while another is looked at
 
 // A put's id is the record it came from, with the destination's node as count: it names the put without a table, and
 // is unique among puts in flight, which are never 128 epochs apart.
@@ -86,7 +85,11 @@ bool Proxy::step(Nanos now) {
 
 Nanos Proxy::next_event() const {
   if (more_events_ || more_records_) return last_step_;
-  return std::min(config_.endpoint->next_event(), next_retry_);
+  Nanos next = std::min(config_.endpoint->next_event(), next_retry_);
+  if (full_since_ != kNever && config_.max_post_failures_ns > 0) {
+    next = std::min(next, full_since_ + config_.max_post_failures_ns);
+  }
+  return next;
 }
 
 void Proxy::ring_filled(std::int32_t node) {
@@ -114,6 +117,7 @@ void Proxy::drop() {
   }
   busy_.clear();
   next_retry_ = kNever;
+  full_since_ = kNever;
   discard_all();
 }
 
@@ -292,6 +296,11 @@ bool Proxy::discard_all() {
 // Posts.
 
 bool Proxy::post_all(Nanos now) {
+  if (full_since_ != kNever) {
+    // Nobody is asked again before there is room: with hundreds of nodes that would cost more than all else.
+    if (!completed_) return full_for_too_long(now);
+    full_since_ = kNever;
+  }
   next_retry_ = kNever;
   if (busy_.empty()) return false;
   bool worked = false;
@@ -299,10 +308,11 @@ bool Proxy::post_all(Nanos now) {
   std::rotate(busy_.begin(), busy_.begin() + 1, busy_.end());
   std::size_t kept = 0;
   for (std::size_t i = 0; i < busy_.size(); ++i) {
-    // While the endpoint is full, a step does little more than look at destinations, and with hundreds of nodes they
-    // are not in the cache.
-    if (i + kAhead < busy_.size()) __builtin_prefetch(&destination(busy_[i + kAhead]));
     const std::int32_t node = busy_[i];
+    if (full_since_ != kNever) {
+      busy_[kept++] = node;
+      continue;
+    }
     worked |= post(node, now);
     Destination& to = destination(node);
     to.busy = to.count > 0;
@@ -316,6 +326,19 @@ bool Proxy::post_all(Nanos now) {
 }
 
 // Posts from the head of a queue on, in order: one batch, one destination.
+// A full endpoint whose puts neither arrive nor fail. True if that is so and the first destination has been given up.
+bool Proxy::full_for_too_long(Nanos now) {
+  if (config_.max_post_failures_ns == 0 || now - full_since_ < config_.max_post_failures_ns || busy_.empty()) {
+    return false;
+  }
+  const std::int32_t node = busy_.front();
+  busy_.erase(busy_.begin());
+  if (destination(node).count > 0) fail(node, queued(node, 0).id, false, "posting to it failed for too long");
+  destination(node).busy = false;
+  full_since_ = now;
+  return true;
+}
+
 bool Proxy::post(std::int32_t node, Nanos now) {
   Destination& to = destination(node);
   if (to.stalled_since != kNever && now < to.retry_at && !completed_) return false;
@@ -323,6 +346,11 @@ bool Proxy::post(std::int32_t node, Nanos now) {
   while (to.count > 0 && to.in_flight < config_.window) {
     const Put& put = queued(node, 0);
     const PostStatus status = config_.endpoint->post(put, now);
+    if (status == PostStatus::kFull) {
+      ++stats_.retries;
+      full_since_ = now;
+      break;
+    }
     if (status == PostStatus::kAgain) {
       if (stall(to, now)) fail(node, put.id, false, "posting to it failed for too long");
       break;

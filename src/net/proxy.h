@@ -139,6 +139,7 @@ class Proxy {
   bool post_all(Nanos now);
   bool post(std::int32_t node, Nanos now);
   bool stall(Destination& to, Nanos now);
+  bool full_for_too_long(Nanos now);
   void fail(std::int32_t node, std::uint64_t put_id, bool own_bug, const char* text);
   void halt(Destination& to);
 
@@ -150,7 +151,8 @@ class Proxy {
   std::pmr::vector<std::int32_t> busy_;    // nodes whose queue is not empty
   std::pmr::vector<std::int32_t> filled_;  // nodes whose ring may hold a record
   std::uint32_t turn_ = 0;                 // where this step begins to look, so that no ring is always the first
-  bool completed_ = false;                 // a completion came in this step: an endpoint that was full may have room
+  bool completed_ = false;                 // a completion came in this step: an endpoint that was full has room
+  Nanos full_since_ = kNever;              // when the endpoint first said that it is full; kNever: it is not
   bool more_events_ = false;               // the endpoint has more to tell than one step handles
   bool more_records_ = false;              // the last step left records that it would have had room for
   bool dropped_ = false;

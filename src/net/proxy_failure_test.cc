@@ -68,6 +68,43 @@ TEST(ProxyFailureTest, AStuckDestinationHoldsUpOnlyItsOwnRingAndItsTailMovesOnly
   expect_all_delivered(world);
 }
 
+TEST(ProxyFailureTest, AFullEndpointIsAskedAgainOnlyAfterACompletion) {
+  const PlanSource source{Plan(small_spec(Op::kGemmReduceScatter, 3, 1, 96, 512))};
+  LinkModel link = slow_link();
+  link.latency_ns = 1'000'000;
+  link.queue_depth = 2;
+  TestWorld world(source.plan().topo(), {.link = link, .ring_depth = 16});
+  world.add_operator(0, source);
+  std::int64_t calls = 0;
+  world.endpoint(0).fails = [&](std::int64_t call, const Put&) {
+    calls = call;
+    return false;
+  };
+  for (const auto& send : world.sends(0, 0, 1)) ASSERT_TRUE(world.push(send));
+  for (int i = 0; i < 100; ++i) world.proxy(0).step(world.now);
+  EXPECT_EQ(world.proxy(0).stats().posts, 2);
+  EXPECT_EQ(calls, 3) << "two are in flight, and one found the endpoint full";
+  EXPECT_FALSE(world.proxy(0).failure());
+}
+
+TEST(ProxyFailureTest, AnEndpointThatStaysFullForTooLongIsAFailure) {
+  const PlanSource source{Plan(small_spec(Op::kGemmReduceScatter, 3, 1, 96, 512))};
+  LinkModel link = slow_link();
+  link.latency_ns = 1'000'000'000;
+  link.queue_depth = 1;
+  TestWorldOptions options{.link = link, .ring_depth = 16};
+  options.max_post_failures_ns = 1'000;
+  TestWorld world(source.plan().topo(), options);
+  world.add_operator(0, source);
+  for (const auto& send : world.sends(0, 0, 1)) ASSERT_TRUE(world.push(send));
+  world.proxy(0).step(world.now);
+  EXPECT_LE(world.proxy(0).next_event(), world.now + 1'000);
+  world.now += 1'000;
+  world.proxy(0).step(world.now);
+  ASSERT_TRUE(world.proxy(0).failure());
+  EXPECT_NE(world.proxy(0).failure()->message().find("failed for too long"), std::string::npos);
+}
+
 TEST(ProxyFailureTest, AWindowKeepsOneDestinationFromFillingTheEndpoint) {
   const PlanSource source{Plan(small_spec(Op::kGemmReduceScatter, 3, 1, 96, 512))};
   LinkModel link = slow_link();

@@ -28,7 +28,8 @@ struct Put {
 
 enum class PostStatus : std::uint8_t {
   kPosted,
-  kAgain,  // not now (queue full, ENOMEM for the moment): nothing happened, post the same again later
+  kAgain,  // not now (ENOMEM for the moment): nothing happened, post the same again later
+  kFull,   // not before a put of this endpoint is sent or has failed: nothing happened, and no other put would be taken
   kFatal,  // this destination cannot be reached any more
 };
 

@@ -169,7 +169,7 @@ PostStatus LocalNetwork::LocalEndpoint::post(const Put& put, Nanos now) {
   const SingleUser user(inside_);
   if (dead(rank_)) return PostStatus::kFatal;
   // Before the put is looked at: a full endpoint is asked for many puts in a row, and none of them is in the cache.
-  if (free_flights_.empty()) return PostStatus::kAgain;
+  if (free_flights_.empty()) return PostStatus::kFull;
   MK_CHECK_OP(put.src_rank, ==, rank_);
   MK_CHECK(put.dst_rank >= 0 && put.dst_rank < static_cast<std::int32_t>(network_.ports_.size()));
   MK_CHECK_OP(put.bytes, >=, 0);

@@ -30,7 +30,7 @@ struct LinkModel {
   std::uint64_t seed = 1;        // of jitter and of failing posts
   double again_probability = 0;  // of a post failing for the moment
   Nanos post_ns = 0;             // what a post costs its sender's link, whatever its size
-  int queue_depth = 256;         // puts in flight per endpoint; beyond it posts fail for the moment
+  int queue_depth = 256;         // puts in flight per endpoint; beyond it the endpoint is full
   int arrival_depth = 1024;      // arrivals a destination has not yet polled; beyond it pieces wait at their source
   // How long a sender takes to find its peer dead: retry exhaustion of a reliable connection, about 4 s with 7 retries
   // of 0.5 s each (timeout 17 of the InfiniBand specification, section 9.7.6.1.3).

@@ -383,12 +383,12 @@ TEST(LocalTransportTest, AFullEndpointSaysAgainUntilACompletionHasBeenPolled) {
   link.queue_depth = 3;
   Network network(2, link);
   for (std::int64_t i = 0; i < 3; ++i) ASSERT_EQ(network.post(make_put(0, 1, 100, i)), PostStatus::kPosted);
-  ASSERT_EQ(network.post(make_put(0, 1, 100, 3)), PostStatus::kAgain);
+  ASSERT_EQ(network.post(make_put(0, 1, 100, 3)), PostStatus::kFull);
   EXPECT_EQ(network.net.bytes_sent(0), 300);
   ASSERT_EQ(network.post(make_put(1, 0, 100, 9)), PostStatus::kPosted) << "other endpoints have room";
   network.run(110);
   ASSERT_EQ(network.post(make_put(0, 1, 100, 3)), PostStatus::kPosted);
-  ASSERT_EQ(network.post(make_put(0, 1, 100, 4)), PostStatus::kAgain);
+  ASSERT_EQ(network.post(make_put(0, 1, 100, 4)), PostStatus::kFull);
 }
 
 TEST(LocalTransportTest, PostsFailForTheMomentAsOftenAsAskedFor) {
@@ -466,7 +466,7 @@ TEST(LocalTransportTest, FailedPutsGiveTheirPlaceInTheQueueBack) {
   for (int round = 0; round < 5; ++round) {
     ASSERT_EQ(network.post(make_put(0, 1, 100, 0)), PostStatus::kPosted);
     ASSERT_EQ(network.post(make_put(0, 1, 100, 1)), PostStatus::kPosted);
-    ASSERT_EQ(network.post(make_put(0, 1, 100, 2)), PostStatus::kAgain);
+    ASSERT_EQ(network.post(make_put(0, 1, 100, 2)), PostStatus::kFull);
     network.run();
   }
   EXPECT_EQ(network.count(EventKind::kFailed), 10);

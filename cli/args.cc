@@ -24,7 +24,7 @@ namespace {
 constexpr std::array<std::string_view, 6> kCommands = {"run", "sim", "plan", "verify", "bench", "info"};
 constexpr std::int64_t kMaxRanks = 65536;  // what plan/tiling.h: validate accepts, as nodes x gpus
 constexpr std::int64_t kMaxSms = 1024;
-constexpr int kHostSms = 3;  // one each that first computes, copies in the node, and receives
+constexpr int kHostSms = 3;                 // one each that first computes, copies in the node, and receives
 constexpr std::int64_t kMaxThreads = 4096;  // what world/world.cc accepts on the host
 constexpr std::int64_t kMaxTile = 1024;
 constexpr std::int64_t kMaxInt = (std::int64_t{1} << 31) - 1;
@@ -94,9 +94,10 @@ void add_operator(OptionSet& options, ProblemArgs& problem) {
 
 Status require_operator(const OptionSet& options, std::string_view command) {
   if (options.given("OP")) return Ok{};
-  return bad_argument(fmt::format("mkernel {} wants an operator: all_gather_gemm, gemm_reduce_scatter or "
-                                  "gemm_all_reduce",
-                                  command));
+  return bad_argument(
+      fmt::format("mkernel {} wants an operator: all_gather_gemm, gemm_reduce_scatter or "
+                  "gemm_all_reduce",
+                  command));
 }
 
 void note_given(const OptionSet& options, ProblemArgs& problem) {
@@ -136,8 +137,9 @@ Result<Command> parse_run(std::span<const std::string> args) {
                 into(world.device, [&](const std::string& text) { return parse_choice("--device", text, devices); }));
   options.value("--sms", "COUNT", "SMs of a rank: threads on the host [host: 3, sim: 132, cuda: all there are]",
                 count_into("--sms", world.sms, 1, kMaxSms));
-  options.value("--partition", "C,I,R", "SMs that first compute, copy and reduce in the node, and receive;\n"
-                                        "they add up to --sms [chosen from the plan]",
+  options.value("--partition", "C,I,R",
+                "SMs that first compute, copy and reduce in the node, and receive;\n"
+                "they add up to --sms [chosen from the plan]",
                 into(world.partition, [](const std::string& text) { return parse_partition("--partition", text); }));
   LinkChoice link;
   options.value("--link", "LINK",
@@ -149,7 +151,8 @@ Result<Command> parse_run(std::span<const std::string> args) {
                 "balanced        as slow as the arithmetic: the unfused computation is timed\n"
                 "                first, then the busiest rank's network gets the same time",
                 into(link, [](const std::string& text) { return parse_link("--link", text); }));
-  options.flag("--copy-engine", "cuda: the copy engine moves the network's bytes, not spare SMs", &world.copy_engine_wire);
+  options.flag("--copy-engine", "cuda: the copy engine moves the network's bytes, not spare SMs",
+               &world.copy_engine_wire);
   options.value("--ring-depth", "COUNT",
                 "network commands in flight per destination node, a power of two\nup to 65536 [256]",
                 count_into("--ring-depth", world.ring_depth, 1, 65536));
@@ -164,8 +167,9 @@ Result<Command> parse_run(std::span<const std::string> args) {
   options.value("--seed", "SEED", "of the input, and of the simulator's schedule [1]",
                 into(world.seed, [](const std::string& text) { return parse_seed("--seed", text); }));
   options.value("--fill", "KIND", "uniform: from [-1, 1); integer: -2 to 2 [uniform]", fill_into("--fill", run.fill));
-  options.value("--input", "DIR", "reads A.npy (M x K) and B.npy (K x N): sizes and type come from the files,\n"
-                                  "with --dtype they are rounded to it",
+  options.value("--input", "DIR",
+                "reads A.npy (M x K) and B.npy (K x N): sizes and type come from the files,\n"
+                "with --dtype they are rounded to it",
                 path_into("--input", run.input));
   options.value("--output", "DIR", "writes C.npy (M x N)", path_into("--output", run.output));
   options.flag("--check", "compare with fp64: all rows up to 2^32 products, else 64 of them [on]", &want_check);
@@ -210,7 +214,8 @@ Result<Command> parse_run(std::span<const std::string> args) {
     world.sms = world.device == Device::kSim ? CostModel{}.sms : world.device == Device::kHost ? kHostSms : 0;
   }
   if (world.device == Device::kCuda) {
-    if (const Status status = check_cuda_run(run, unfused || run.compare, link.balanced); !status) return status.error();
+    if (const Status status = check_cuda_run(run, unfused || run.compare, link.balanced); !status)
+      return status.error();
   }
   if (link.balanced && world.nodes == 1) {
     return bad_argument("--link balanced with --nodes 1 has no network to balance: take --nodes 2 or more");
@@ -223,9 +228,10 @@ Result<Command> parse_run(std::span<const std::string> args) {
   }
   const std::int64_t threads = std::int64_t{world.nodes} * world.gpus * world.sms;
   if (world.device == Device::kHost && threads > kMaxThreads) {
-    return bad_argument(fmt::format("--nodes {} x --gpus {} x --sms {} is {} threads: at most {} are accepted with "
-                                    "--device host",
-                                    world.nodes, world.gpus, world.sms, threads, kMaxThreads));
+    return bad_argument(
+        fmt::format("--nodes {} x --gpus {} x --sms {} is {} threads: at most {} are accepted with "
+                    "--device host",
+                    world.nodes, world.gpus, world.sms, threads, kMaxThreads));
   }
   // With files the sizes are not known yet.
   if (run.input.empty()) {
@@ -237,13 +243,14 @@ Result<Command> parse_run(std::span<const std::string> args) {
 // `explore` gives seeds, so nothing that describes one world may be there.
 Status refuse_with_seeds(const OptionSet& options) {
   for (const char* name :
-       {"--preset", "--nodes", "--gpus", "--m", "--n", "--k", "--dtype", "--fp32-partials", "--bm", "--bn", "--band",
-        "--chunk-tiles", "--chunk-rows", "--sms", "--partition", "--ring-depth", "--deadline", "--seed", "--fill",
-        "--compare", "--data", "--trace"}) {
+       {"--preset",   "--nodes", "--gpus", "--m",           "--n",          "--k",    "--dtype",     "--fp32-partials",
+        "--bm",       "--bn",    "--band", "--chunk-tiles", "--chunk-rows", "--sms",  "--partition", "--ring-depth",
+        "--deadline", "--seed",  "--fill", "--compare",     "--data",       "--trace"}) {
     if (options.given(name)) {
-      return bad_argument(fmt::format("{} and --seeds are both given: with --seeds every seed makes up its own world, "
-                                      "shape and schedule",
-                                      name));
+      return bad_argument(
+          fmt::format("{} and --seeds are both given: with --seeds every seed makes up its own world, "
+                      "shape and schedule",
+                      name));
     }
   }
   return Ok{};
@@ -280,8 +287,9 @@ Result<Command> parse_sim(std::span<const std::string> args) {
                 });
   options.value("--sms", "COUNT", "SMs of a rank that the operator may use [132]",
                 count_into("--sms", sim.sms, 1, kMaxSms));
-  options.value("--partition", "C,I,R", "SMs that first compute, copy and reduce in the node, and receive;\n"
-                                        "they add up to --sms [chosen from the plan]",
+  options.value("--partition", "C,I,R",
+                "SMs that first compute, copy and reduce in the node, and receive;\n"
+                "they add up to --sms [chosen from the plan]",
                 into(sim.partition, [](const std::string& text) { return parse_partition("--partition", text); }));
   options.value("--ring-depth", "COUNT",
                 "network commands in flight per destination node, a power of two\nup to 65536 [256]",
@@ -298,15 +306,16 @@ Result<Command> parse_sim(std::span<const std::string> args) {
   options.group("looking for mistakes");
   options.value("--seeds", "FIRST:COUNT", "one random world, shape, tiling and schedule for each seed",
                 into(explore.seeds, [](const std::string& text) { return parse_seed_range("--seeds", text); }));
-  options.value("--inject", "LIST", fmt::format("faults that seeds may draw: all, none, or some of\n{} [all]",
-                                                fmt::join(injection_names(), ",\n")),
-                [&](const std::string& text) -> Status {
-                  auto names = parse_names("--inject", text, injection_names());
-                  if (!names) return names.error();
-                  explore.injections = std::move(names).value();
-                  explore.inject_text = text;
-                  return Ok{};
-                });
+  options.value(
+      "--inject", "LIST",
+      fmt::format("faults that seeds may draw: all, none, or some of\n{} [all]", fmt::join(injection_names(), ",\n")),
+      [&](const std::string& text) -> Status {
+        auto names = parse_names("--inject", text, injection_names());
+        if (!names) return names.error();
+        explore.injections = std::move(names).value();
+        explore.inject_text = text;
+        return Ok{};
+      });
   options.group("what is shown");
   options.flag("--json", "one JSON object on stdout, nothing else", &sim.json);
   options.value("--trace", "FILE", "timeline for ui.perfetto.dev", path_into("--trace", sim.trace));
@@ -357,10 +366,11 @@ Result<Command> parse_plan(std::span<const std::string> args) {
                 count_into("--tasks", plan.tasks, 0, kMaxInt));
   options.flag("--json", "one JSON object on stdout, nothing else", &plan.json);
   add_problem(options, plan.problem, kHostDefaults);
-  options.footer("examples:\n"
-                 "  mkernel plan gemm_ar --rank 3\n"
-                 "  mkernel plan ag_gemm --nodes 3 --gpus 2 --m 1000 --tasks 100\n\n" +
-                 std::string(kUnits));
+  options.footer(
+      "examples:\n"
+      "  mkernel plan gemm_ar --rank 3\n"
+      "  mkernel plan ag_gemm --nodes 3 --gpus 2 --m 1000 --tasks 100\n\n" +
+      std::string(kUnits));
 
   auto help = parse_or_help(options, args);
   if (!help) return help.error();
@@ -370,8 +380,8 @@ Result<Command> parse_plan(std::span<const std::string> args) {
   if (const auto spec = make_gemm_spec(plan.problem.topo, plan.problem.gemm); !spec) return spec.error();
   const int world = plan.problem.topo.world();
   if (plan.rank >= world) {
-    return bad_argument(fmt::format("--rank is {}: it must be from 0 to {}, since there are {} ranks", plan.rank,
-                                    world - 1, world));
+    return bad_argument(
+        fmt::format("--rank is {}: it must be from 0 to {}, since there are {} ranks", plan.rank, world - 1, world));
   }
   return Command(std::move(plan));
 }
@@ -397,10 +407,11 @@ Result<Command> parse_verify(std::span<const std::string> args) {
   add_problem(options, problem, kHostDefaults);
   options.group("what is shown");
   options.flag("--json", "one JSON object on stdout, nothing else", &verify.json);
-  options.footer("examples:\n"
-                 "  mkernel verify all\n"
-                 "  mkernel verify gemm_rs --nodes 3 --gpus 5 --m 1000 --n 700 --k 64\n\n" +
-                 std::string(kUnits));
+  options.footer(
+      "examples:\n"
+      "  mkernel verify all\n"
+      "  mkernel verify gemm_rs --nodes 3 --gpus 5 --m 1000 --n 700 --k 64\n\n" +
+      std::string(kUnits));
 
   auto help = parse_or_help(options, args);
   if (!help) return help.error();

@@ -21,8 +21,9 @@ Result<DeviceMatrices> DeviceMatrices::create(World& world, const PlanSpec& spec
   made.arguments_.resize(static_cast<std::size_t>(world.size()));
   for (int rank = 0; rank < world.size(); ++rank) {
     GemmArguments& args = made.arguments_[static_cast<std::size_t>(rank)];
-    const std::pair<Matrix*, Plan::Extent> matrices[] = {
-        {&args.a, made.plan_.a_extent(rank)}, {&args.b, made.plan_.b_extent(rank)}, {&args.c, made.plan_.c_extent(rank)}};
+    const std::pair<Matrix*, Plan::Extent> matrices[] = {{&args.a, made.plan_.a_extent(rank)},
+                                                         {&args.b, made.plan_.b_extent(rank)},
+                                                         {&args.c, made.plan_.c_extent(rank)}};
     for (const auto& [matrix, extent] : matrices) {
       if (const Status status = made.take(rank, *matrix, extent); !status) return status.error();
     }

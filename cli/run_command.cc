@@ -238,8 +238,8 @@ class RunSession {
     if (!args_.check) return Ok{};
     const std::uint64_t digest = matrices_->digest();
     if (digest_ && *digest_ != digest) {
-      return Error{ErrorKind::kCheckFailed, fmt::format("run {} ({}) gave other bits than the runs before it", runs_,
-                                                        variant.name)};
+      return Error{ErrorKind::kCheckFailed,
+                   fmt::format("run {} ({}) gave other bits than the runs before it", runs_, variant.name)};
     }
     digest_ = digest;
     return Ok{};
@@ -365,7 +365,7 @@ class RunSession {
   std::optional<double> compute_us_;
   std::unique_ptr<World> world_;
   std::unique_ptr<DeviceMatrices> device_;  // null where ranks work on `matrices_` themselves
-  std::vector<Variant> variants_;  // after world_: operators go first
+  std::vector<Variant> variants_;           // after world_: operators go first
   int runs_ = 0;
   std::optional<std::uint64_t> digest_;
   std::optional<CheckReport> check_;

@@ -38,7 +38,7 @@ class Problem {
   std::vector<std::byte> b_;  // (K, N)
   std::vector<float> a_values_;
   std::vector<float> b_values_;
-  std::vector<float> expected_;             // (M, N), made when first asked for
+  std::vector<float> expected_;            // (M, N), made when first asked for
   std::vector<std::vector<std::byte>> c_;  // by rank
 };
 

@@ -288,8 +288,8 @@ Status Operator::Impl::check_rank(int rank) const {
 Result<Operator> Operator::create(World& world, const GemmOptions& options) {
   const std::shared_ptr<World::Impl>& owner = world.impl();
   if (owner->failure().happened()) return owner->failure().later_error();
-  const Result<PlanSpec> spec = owner->cuda ? make_gpu_gemm_spec(owner->topo, options, owner->options.sms)
-                                            : make_gemm_spec(owner->topo, options);
+  const Result<PlanSpec> spec =
+      owner->cuda ? make_gpu_gemm_spec(owner->topo, options, owner->options.sms) : make_gemm_spec(owner->topo, options);
   if (!spec.ok()) return spec.error();
   auto impl = std::make_shared<Impl>(owner, options, *spec);
   if (owner->executor) {

@@ -7,10 +7,10 @@
 namespace mkernel {
 namespace {
 
-constexpr std::int64_t kChunkBytes = 512 * 1024;  // bandwidth wants 256 KiB-1 MiB (design.md, "chunk")
+constexpr std::int64_t kChunkBytes = 512 * 1024;    // bandwidth wants 256 KiB-1 MiB (design.md, "chunk")
 constexpr std::int64_t kChunkBytesMin = 16 * 1024;  // twice what a post costs its link (0.15 us at 50 GB/s)
-constexpr std::int64_t kCopyBytes = 64 * 1024;  // one SM reads it once and writes it G times: 7 us at G = 8
-constexpr std::int64_t kTilesWanted = 256;      // about two tiles for each SM of a large GPU
+constexpr std::int64_t kCopyBytes = 64 * 1024;      // one SM reads it once and writes it G times: 7 us at G = 8
+constexpr std::int64_t kTilesWanted = 256;          // about two tiles for each SM of a large GPU
 constexpr std::int64_t kMaxTasks = (std::int64_t{1} << 31) - 1;
 constexpr std::int64_t kMaxSends = std::int64_t{1} << 24;     // the task field of a command record
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 55;  // leaves room for byte offsets and parity in 63 bits

@@ -57,8 +57,16 @@ TEST(GpuOperator, IsRightForEveryPipelineLength) {
 TEST(GpuOperator, GivesTheSameBitsForEveryPartition) {
   SKIP_WITHOUT_GPU();
   for (const Op op : kOps) {
-    for (const Partition& partition : {Partition{16, 0, 0}, {15, 1, 0}, {15, 0, 1}, {14, 1, 1}, {12, 2, 2}, {8, 4, 4},
-                                       {2, 7, 7}, {1, 15, 0}, {1, 0, 15}, {0, 8, 8}}) {
+    for (const Partition& partition : {Partition{16, 0, 0},
+                                       {15, 1, 0},
+                                       {15, 0, 1},
+                                       {14, 1, 1},
+                                       {12, 2, 2},
+                                       {8, 4, 4},
+                                       {2, 7, 7},
+                                       {1, 15, 0},
+                                       {1, 0, 15},
+                                       {0, 8, 8}}) {
       WorldOptions world_options = gpu_options(2, 4);
       world_options.sms = 16;
       world_options.partition = partition;

@@ -46,7 +46,8 @@ struct Data {
         host(problem.arguments()),
         device(host) {
     for (std::size_t r = 0; r < host.size(); ++r) {
-      for (auto [to, from] : {std::pair{&device[r].a, &host[r].a}, {&device[r].b, &host[r].b}, {&device[r].c, &host[r].c}}) {
+      for (auto [to, from] :
+           {std::pair{&device[r].a, &host[r].a}, {&device[r].b, &host[r].b}, {&device[r].c, &host[r].c}}) {
         to->data = take(world.allocate(static_cast<int>(r), bytes(*from)), "allocate");
         expect(world.copy(static_cast<int>(r), to->data, from->data, bytes(*from)).ok(), "upload");
       }

@@ -136,9 +136,9 @@ Status Executor::allow_shared_memory() {
       for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
         for (const bool k_major : {false, true}) {
           const KernelEntry entry = find_kernel(shape, dtype, k_major);
-          const cudaError_t status = cudaFuncSetAttribute(
-              reinterpret_cast<const void*>(entry.kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-              entry.shared_bytes);
+          const cudaError_t status =
+              cudaFuncSetAttribute(reinterpret_cast<const void*>(entry.kernel),
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
           if (status != cudaSuccess) {
             return cuda_error(status, fmt::format("reserving {} bytes of shared memory", entry.shared_bytes));
           }
@@ -164,8 +164,9 @@ Result<CudaOperator*> Executor::add_operator(const CudaOperatorConfig& config) {
                                     spec.topo.gpus, kMaxGpusPerNode));
   }
   if (find_kernel({spec.tiling.bm, spec.tiling.bn}, spec.dtype, false).kernel == nullptr) {
-    return bad_argument(fmt::format("tiles of {} x {} have no GPU kernel: 128 x 256, 128 x 128, 64 x 128 and 64 x 64 have",
-                                    spec.tiling.bm, spec.tiling.bn));
+    return bad_argument(
+        fmt::format("tiles of {} x {} have no GPU kernel: 128 x 256, 128 x 128, 64 x 128 and 64 x 64 have",
+                    spec.tiling.bm, spec.tiling.bn));
   }
   if (operator_count_ == kMaxCudaOperators) {
     return bad_argument(fmt::format(
@@ -446,8 +447,7 @@ void Executor::release(std::int32_t rank, void* data) {
 Status Executor::copy(std::int32_t rank, void* dst, const void* src, std::int64_t bytes) {
   const VirtualGpu& gpu = gpus_->rank(rank);
   DeviceGuard guard(gpu.device);
-  cudaError_t status =
-      cudaMemcpyAsync(dst, src, static_cast<std::size_t>(bytes), cudaMemcpyDefault, gpu.stream);
+  cudaError_t status = cudaMemcpyAsync(dst, src, static_cast<std::size_t>(bytes), cudaMemcpyDefault, gpu.stream);
   if (status == cudaSuccess) status = cudaStreamSynchronize(gpu.stream);
   if (status != cudaSuccess) return cuda_error(status, fmt::format("copying {} bytes for rank {}", bytes, rank));
   return Ok{};

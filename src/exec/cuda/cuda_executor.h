@@ -20,8 +20,8 @@ namespace mkernel {
 
 struct CudaExecutorOptions {
   Topology topo;
-  int sms = 0;        // per rank; 0: as many as there are
-  LinkModel link;     // between nodes
+  int sms = 0;               // per rank; 0: as many as there are
+  LinkModel link;            // between nodes
   bool copy_engine = false;  // the network's bytes are moved by the copy engine instead of spare SMs
   int ring_depth = 256;
   double deadline_s = 600;
@@ -31,8 +31,8 @@ struct CudaExecutorOptions {
 
 struct CudaOperatorConfig {
   std::shared_ptr<const PlanSource> source;
-  Partition partition;           // all zero: chosen
-  bool any_layout = false;       // takes memory for copies of A and B, so that every stride and address is accepted
+  Partition partition;            // all zero: chosen
+  bool any_layout = false;        // takes memory for copies of A and B, so that every stride and address is accepted
   std::uint64_t start_epoch = 0;  // for tests
   std::optional<int> workspace_fill;
 };
@@ -44,7 +44,7 @@ class CudaOperator {
   virtual std::uint32_t number() const = 0;
   virtual const Plan& plan() const = 0;
   virtual Partition partition() const = 0;
-  virtual std::int64_t workspace_bytes() const = 0;  // per rank
+  virtual std::int64_t workspace_bytes() const = 0;         // per rank
   virtual std::int64_t tasks(std::int32_t rank) const = 0;  // per call, network writes left out
 };
 
@@ -63,8 +63,8 @@ class CudaExecutor {
 
   // What launch() would refuse of a rank's matrices.
   virtual Status check(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments) = 0;
-  // One rank's part of a call, on `stream` (a cudaStream_t of the rank's GPU; null: the rank's own stream). `parts` is a
-  // mask of launch_parts.h.
+  // One rank's part of a call, on `stream` (a cudaStream_t of the rank's GPU; null: the rank's own stream). `parts` is
+  // a mask of launch_parts.h.
   virtual Status launch(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments, void* stream,
                         std::uint32_t parts) = 0;
   // Raises the signals of all compute tasks, as if something else had computed them. For comparisons.

@@ -77,8 +77,8 @@ std::int64_t CudaOperatorImpl::bytes_needed(const CudaOperatorConfig& config) {
       tasks += plan.count(0, static_cast<Role>(role), lane);
     }
   }
-  return HeapLayout(plan).bytes() + tasks * static_cast<std::int64_t>(sizeof(DeviceTask) + sizeof(std::uint64_t)) + a_copy_bytes(config, 0) +
-         b_copy_bytes(config, 0);
+  return HeapLayout(plan).bytes() + tasks * static_cast<std::int64_t>(sizeof(DeviceTask) + sizeof(std::uint64_t)) +
+         a_copy_bytes(config, 0) + b_copy_bytes(config, 0);
 }
 
 RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table) const {
@@ -204,8 +204,7 @@ Status CudaOperatorImpl::make_maps(Rank& self) {
   const PlanSpec& spec = plan().spec();
   const std::int64_t gathered = plan().buffer_elements(Buffer::kGather);
   const Buffer packed = spec.topo.gpus > 1 ? Buffer::kPartial : Buffer::kNodePartial;
-  const std::int64_t packed_rows =
-      spec.partial == Dtype::kFp32 ? 0 : plan().buffer_elements(packed) / spec.tiling.bn;
+  const std::int64_t packed_rows = spec.partial == Dtype::kFp32 ? 0 : plan().buffer_elements(packed) / spec.tiling.bn;
   for (std::uint64_t parity = 0; parity < 2; ++parity) {
     if (gathered > 0) {
       Result<CUtensorMap> map =

@@ -43,8 +43,8 @@ class CudaOperatorImpl : public CudaOperator {
     CUtensorMap packed[2] = {};
     std::int64_t task_count = 0;
     cudaEvent_t done = nullptr;
-    std::uint64_t launches = 0;   // guarded by the executor's launch mutex
-    Nanos launched_ns = 0;        // of the last launch
+    std::uint64_t launches = 0;  // guarded by the executor's launch mutex
+    Nanos launched_ns = 0;       // of the last launch
     bool warned = false;
     bool failure_told = false;
   };

@@ -29,8 +29,8 @@ class DeviceHeap {
 
  private:
   std::byte* data_ = nullptr;
-  std::int64_t bytes_ = 0;    // asked for
-  std::int64_t mapped_ = 0;   // rounded up to the granularity
+  std::int64_t bytes_ = 0;         // asked for
+  std::int64_t mapped_ = 0;        // rounded up to the granularity
   unsigned long long handle_ = 0;  // CUmemGenericAllocationHandle
 };
 

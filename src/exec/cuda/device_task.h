@@ -32,7 +32,7 @@ struct DeviceSignal {
   std::uint16_t gpu_end = 0;
   std::uint32_t record = 0;
   std::uint16_t records = 0;
-  std::uint16_t local = 0;  // not 0: only this GPU raises and reads the flag
+  std::uint16_t local = 0;         // not 0: only this GPU raises and reads the flag
   std::uint32_t record_count = 0;  // raises per use that complete the flag
 };
 
@@ -113,8 +113,8 @@ enum class DeviceAbortKind : std::uint32_t { kFlag = 1, kRingFull = 2 };
 
 // Words that a rank's kernel and the host share, in mapped host memory.
 struct alignas(128) DeviceMailbox {
-  DeviceAbort abort;                         // written by the kernel
-  alignas(128) std::uint32_t leave = 0;      // written by the host: not 0 makes the kernel leave
+  DeviceAbort abort;                     // written by the kernel
+  alignas(128) std::uint32_t leave = 0;  // written by the host: not 0 makes the kernel leave
 };
 
 // The caller's C on one GPU, for the GPUs of its node that write into it.

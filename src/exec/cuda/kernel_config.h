@@ -30,7 +30,7 @@ struct TileConfig {
   static constexpr int kABytes = kBm * kBlockK * 2;
   static constexpr int kBBytes = kBn * kBlockK * 2;
   static constexpr int kStageBytes = kABytes + kBBytes;
-  static constexpr int kStages = kStagesBytes / kStageBytes;  // 4, 6, 8, 12
+  static constexpr int kStages = kStagesBytes / kStageBytes;                // 4, 6, 8, 12
   static constexpr int first_row(int wg) { return kSplitK ? 0 : wg * 64; }  // of what a consumer warpgroup makes
   static constexpr bool stores(int wg) { return !kSplitK || wg == 0; }
   static_assert(kBm == 64 || kBm == 128);

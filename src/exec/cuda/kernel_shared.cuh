@@ -9,27 +9,26 @@
 
 namespace mkernel {
 
-
 template <class Tile>
 struct SharedMemory {
   alignas(1024) std::byte stages[Tile::kStages][Tile::kStageBytes];  // operands of GEMM tiles; sources of moves
-  alignas(1024) std::byte staging[2][2][kBoxBytes];  // finished boxes, by consumer warpgroup, twice
-  DeviceTask ring[kTaskRing];                        // scheduler -> all
-  DeviceMatrix c[kMaxGpusPerNode];                   // the node's C, once a task that writes them is in the ring
-  Mbarrier full[Tile::kStages];                      // producer -> consumers
+  alignas(1024) std::byte staging[2][2][kBoxBytes];                  // finished boxes, by consumer warpgroup, twice
+  DeviceTask ring[kTaskRing];                                        // scheduler -> all
+  DeviceMatrix c[kMaxGpusPerNode];  // the node's C, once a task that writes them is in the ring
+  Mbarrier full[Tile::kStages];     // producer -> consumers
   Mbarrier empty[Tile::kStages];
   Mbarrier ring_full[kTaskRing];
   Mbarrier ring_empty[kTaskRing];
-  Mbarrier picked;          // the producer has nearly done with the last task: time to choose the next
-  Mbarrier staged[2][2];    // consumers -> store warp
+  Mbarrier picked;        // the producer has nearly done with the last task: time to choose the next
+  Mbarrier staged[2][2];  // consumers -> store warp
   Mbarrier unstaged[2][2];
-  std::uint64_t epoch;      // of this run
+  std::uint64_t epoch;  // of this run
 };
 
-inline constexpr int kRingReaders = 1 + 8 + 2;     // producer, consumer warps, store warps
-inline constexpr int kStageReaders = 8;            // consumer warps
-inline constexpr int kStoreBarrier = 1;            // named barrier of the two store warps
-inline constexpr int kConsumerBarrier = 2;         // named barrier of both consumer warpgroups
+inline constexpr int kRingReaders = 1 + 8 + 2;  // producer, consumer warps, store warps
+inline constexpr int kStageReaders = 8;         // consumer warps
+inline constexpr int kStoreBarrier = 1;         // named barrier of the two store warps
+inline constexpr int kConsumerBarrier = 2;      // named barrier of both consumer warpgroups
 
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -76,8 +75,8 @@ struct Slabs {
   std::int32_t unit_bytes = 16;
   std::int32_t rows = 0;
   std::int32_t row_units = 0;
-  std::int32_t slab_rows = 1;   // rows per slab, or
-  std::int32_t slab_units = 0;  // units of one row per slab
+  std::int32_t slab_rows = 1;     // rows per slab, or
+  std::int32_t slab_units = 0;    // units of one row per slab
   std::int32_t source_bytes = 0;  // room for each source in a stage
 
   __device__ Slabs(const DeviceTask& task, const DeviceRank& rank, std::int32_t stage_bytes) {

@@ -42,8 +42,8 @@ struct Mover {
   const EpochView epoch;
   const int thread;  // 0..255, of both warpgroups
 
-  // `stage` is where the producer puts the next slab. `r` are the accumulators of tiles, of which nothing is needed now:
-  // the assembler would not give moves registers of their own beside them.
+  // `stage` is where the producer puts the next slab. `r` are the accumulators of tiles, of which nothing is needed
+  // now: the assembler would not give moves registers of their own beside them.
   __device__ __forceinline__ void move(const DeviceTask& task, RingPosition<Tile::kStages>& stage,
                                        float (&r)[kScratch]) const {
     if (task.path == Path::kBulk) {
@@ -205,8 +205,8 @@ struct Mover {
     const std::int32_t shift = 31 - __clz(units);
     for_each_target(task, [&](std::int32_t gpu) {
       const DeviceMatrix& c = c_of(task, gpu);
-      T* const first = static_cast<T*>(c.data) + (task.row + slab.row) * c.row_stride +
-                       (task.col + slab.unit * 8) * c.col_stride;
+      T* const first =
+          static_cast<T*>(c.data) + (task.row + slab.row) * c.row_stride + (task.col + slab.unit * 8) * c.col_stride;
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
         const std::int32_t i = begin + j * kConsumerThreads;
@@ -235,15 +235,16 @@ struct Mover {
   template <class Element>
   __device__ void move_direct(const DeviceTask& task) const {
     const DeviceRank& rank = call.rank;
-    const std::int32_t sources = task.source == Source::kNode ? rank.gpus : task.source == Source::kRail ? rank.nodes : 1;
+    const std::int32_t sources = task.source == Source::kNode   ? rank.gpus
+                                 : task.source == Source::kRail ? rank.nodes
+                                                                : 1;
     const std::int64_t count = std::int64_t{task.rows} * task.cols;
     const bool result_fp32 = task.dst != Buffer::kC && is_fp32(rank, task.dst);
     for (std::int64_t i = thread; i < count; i += kConsumerThreads) {
       float sum = 0;
       Element first{};
       for (std::int32_t source = 0; source < sources; ++source) {
-        const Element x =
-            reinterpret_cast<const Element*>(source_address(task, rank, call.a_matrix, epoch, source))[i];
+        const Element x = reinterpret_cast<const Element*>(source_address(task, rank, call.a_matrix, epoch, source))[i];
         if (source == 0) first = x;
         sum = source == 0 ? to_float(x) : sum + to_float(x);
       }
@@ -276,7 +277,8 @@ struct Mover {
       }
     });
     if (task.keep_result) {
-      reinterpret_cast<T*>(rank.heaps[rank.gpu] + epoch.buffer_begin(rank, Buffer::kResult))[task.dst_offset + i] = result;
+      reinterpret_cast<T*>(rank.heaps[rank.gpu] + epoch.buffer_begin(rank, Buffer::kResult))[task.dst_offset + i] =
+          result;
     }
   }
 };

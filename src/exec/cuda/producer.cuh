@@ -66,8 +66,8 @@ struct Producer {
     const DeviceRank& rank = call.rank;
     const Slabs slabs(task, rank, Tile::kStageBytes);
     const bool contiguous = task.src != Buffer::kA;
-    const std::int64_t row_bytes = contiguous ? std::int64_t{slabs.row_units} * slabs.unit_bytes
-                                              : call.a_matrix.row_stride * 2;
+    const std::int64_t row_bytes =
+        contiguous ? std::int64_t{slabs.row_units} * slabs.unit_bytes : call.a_matrix.row_stride * 2;
     slabs.for_each([&](std::int32_t row, std::int32_t rows, std::int32_t unit, std::int32_t units) {
       s.empty[stage.slot].wait(stage.phase);
       Mbarrier& full = s.full[stage.slot];
@@ -80,7 +80,8 @@ struct Producer {
         if (contiguous) {
           bulk_load_thread(s_dst, g_src, bytes * rows, full);
         } else {
-          for (std::int32_t r = 0; r < rows; ++r) bulk_load_thread(s_dst + r * bytes, g_src + r * row_bytes, bytes, full);
+          for (std::int32_t r = 0; r < rows; ++r)
+            bulk_load_thread(s_dst + r * bytes, g_src + r * row_bytes, bytes, full);
         }
       }
       stage.advance();

@@ -37,7 +37,7 @@ struct Scheduler {
   const std::uint32_t* flags = epoch.flag(call.rank, call.rank.gpu, 0);
   RingPosition<kTaskRing> at{0, 1};
   std::uint32_t picked_phase = 0;
-  bool unpicked = false;  // the last task has not been picked up
+  bool unpicked = false;          // the last task has not been picked up
   std::uint32_t claimed = kNone;  // row of the compute task that this CTA holds
   std::uint32_t second = kNone;   // row of a move that it has taken together with another
   bool compute_left = (call.parts & kPartCompute) != 0;

@@ -21,8 +21,8 @@ struct Store {
     for (bool more = true; more; at.advance()) {
       s.ring_full[at.slot].wait(at.phase);
       const DeviceTask& task = s.ring[at.slot];
-      const bool signals = task.signals[0].gpu_begin != task.signals[0].gpu_end ||
-                           task.signals[1].gpu_begin != task.signals[1].gpu_end;
+      const bool signals =
+          task.signals[0].gpu_begin != task.signals[0].gpu_end || task.signals[1].gpu_begin != task.signals[1].gpu_end;
       if (task.action == DeviceAction::kGemm && task.path == Path::kTensor &&
           (task.dst != Buffer::kC || call.c_matrix.wide != 0) && call.k > 0) {
         store_tile(task);

@@ -69,7 +69,7 @@ void launch_repack(void* dst, std::int64_t dst_pitch, const DeviceMatrix& src, s
   const std::int64_t blocks = across * ceil_div(rows, kSquare);
   if (blocks == 0) return;
   repack_kernel<<<static_cast<unsigned>(blocks), dim3(kSquare, 8), 0, stream>>>(static_cast<std::uint16_t*>(dst),
-                                                                               dst_pitch, src, rows, cols, across);
+                                                                                dst_pitch, src, rows, cols, across);
 }
 
 void launch_raise_signals(const DeviceCall& call, std::uint32_t compute_tasks, cudaStream_t stream) {

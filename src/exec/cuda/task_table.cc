@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kMaxCoordinate = (std::int64_t{1} << 31) - 1;
 constexpr std::int32_t kMaxBulkSources = 256;  // each needs room for a unit in a stage of 24 KiB
-constexpr std::int64_t kUnit = 8;  // elements that moves handle at once: 16 bytes of a 16-bit type
+constexpr std::int64_t kUnit = 8;              // elements that moves handle at once: 16 bytes of a 16-bit type
 
 class Builder {
  public:
@@ -134,7 +134,7 @@ class Builder {
   DeviceSignal make_signal(const Signal& signal, std::int32_t peer) {
     DeviceSignal row;
     if (signal.reach == Reach::kNobody) return row;
-    MK_CHECK(!signal.stamp);                   // stamps are the network's
+    MK_CHECK(!signal.stamp);                  // stamps are the network's
     MK_CHECK(signal.reach != Reach::kPeers);  // no plan has this
     const Topology& topo = plan_.topo();
     row.flag = signal.flag;

@@ -19,8 +19,8 @@ Result<CUtensorMap> make_tensor_map(Dtype dtype, const void* data, std::int64_t 
       const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
-    return driver_error(status, fmt::format("describing a {} x {} matrix with pitch {} at {} for TMA", rows, cols,
-                                            pitch, data));
+    return driver_error(
+        status, fmt::format("describing a {} x {} matrix with pitch {} at {} for TMA", rows, cols, pitch, data));
   }
   return map;
 }

@@ -28,9 +28,7 @@ std::int64_t cols_per_grid(const PlanSpec& spec) {
   return spec.op == Op::kAllGatherGemm ? spec.col_split().max_size() : spec.n;
 }
 
-std::int64_t gemm_k(const PlanSpec& spec) {
-  return spec.op == Op::kAllGatherGemm ? spec.k : spec.k_split().max_size();
-}
+std::int64_t gemm_k(const PlanSpec& spec) { return spec.op == Op::kAllGatherGemm ? spec.k : spec.k_split().max_size(); }
 
 }  // namespace
 
@@ -39,8 +37,8 @@ Tiling choose_gpu_tiling(const PlanSpec& spec, int sms) {
   TileShape best = kTileShapes[0];
   double best_time = 0;
   for (const TileShape& shape : kTileShapes) {
-    const std::int64_t tiles = max_of(1, ceil_div(rows_per_grid(spec), shape.bm)) *
-                               max_of(1, ceil_div(cols_per_grid(spec), shape.bn)) * grids;
+    const std::int64_t tiles =
+        max_of(1, ceil_div(rows_per_grid(spec), shape.bm)) * max_of(1, ceil_div(cols_per_grid(spec), shape.bn)) * grids;
     const double waves = static_cast<double>(ceil_div(tiles, max_of(sms, 1)));
     const double time = waves * tile_cost(shape, gemm_k(spec));
     if (best_time != 0 && time >= best_time) continue;
@@ -51,8 +49,9 @@ Tiling choose_gpu_tiling(const PlanSpec& spec, int sms) {
   const int band_rows = sms <= 24 ? 512 : sms <= 72 ? 1024 : 2048;
   Tiling tiling = choose_tiling(spec, best.bm, best.bn);
   tiling.band = band_rows / best.bm;
-  // Chunks of 256 KiB at most, and 16 per owner where tiles allow: sending begins earlier and ends sooner after the last
-  // tile (64 to 256 KiB were equal within 1 % where the wire is the limit, 512 KiB 2-4 % slower; H200, 2026-12-01).
+  // Chunks of 256 KiB at most, and 16 per owner where tiles allow: sending begins earlier and ends sooner after the
+  // last tile (64 to 256 KiB were equal within 1 % where the wire is the limit, 512 KiB 2-4 % slower; H200,
+  // 2026-12-01).
   if (spec.op != Op::kAllGatherGemm) {
     const std::int64_t tile_bytes = std::int64_t{best.bm} * best.bn * dtype_bytes(spec.partial);
     const std::int64_t most = max_of(1, kGpuChunkBytes / tile_bytes);

@@ -14,15 +14,15 @@ namespace mkernel {
 
 struct VirtualGpuOptions {
   Topology topo;
-  int sms = 0;       // per rank; 0: as many as there are
+  int sms = 0;        // per rank; 0: as many as there are
   int spare_sms = 0;  // SMs per GPU, at least, that no rank gets (for the wire), where ranks share a GPU
 };
 
 // What one rank owns.
 struct VirtualGpu {
   int device = 0;
-  int sms = 0;           // SMs that a kernel on `stream` can use
-  bool shared = false;   // the GPU is divided: `stream` belongs to a green context
+  int sms = 0;                    // SMs that a kernel on `stream` can use
+  bool shared = false;            // the GPU is divided: `stream` belongs to a green context
   cudaStream_t stream = nullptr;  // non-blocking; confined to the rank's SMs
 };
 

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <utility>
 
+#include <cutlass/arch/reg_reconfig.h>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
-#include <cutlass/arch/reg_reconfig.h>
 
 namespace mkernel {
 
@@ -41,11 +41,10 @@ struct Mbarrier {
   // Whether the phase of parity `phase` is complete; may wait for a moment.
   __device__ __forceinline__ bool try_wait(std::uint32_t phase) const {
     std::uint32_t done;
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(address()), "r"(phase)
-        : "memory");
+    asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(address()), "r"(phase)
+                 : "memory");
     return done != 0;
   }
   __device__ __forceinline__ void wait(std::uint32_t phase) const {
@@ -101,10 +100,10 @@ __device__ __forceinline__ void bulk_wait_thread() { asm volatile("cp.async.bulk
 __device__ __forceinline__ void fence_shared_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Stores four 8x8 matrices of 16-bit elements, one row per thread's `address`.
-__device__ __forceinline__ void store_matrix_x4(std::uint32_t address, std::uint32_t a, std::uint32_t b, std::uint32_t c,
-                                                std::uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
-               "r"(d)
+__device__ __forceinline__ void store_matrix_x4(std::uint32_t address, std::uint32_t a, std::uint32_t b,
+                                                std::uint32_t c, std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
                : "memory");
 }
 
@@ -116,21 +115,21 @@ enum class Major : std::uint8_t { kK, kMn };  // which index of an operand is co
 template <class T, int N, Major kMajorB>
 struct Wgmma;
 
-#define MKERNEL_WGMMA(Type, Name, N)                                                                             \
-  template <Major kMajorB>                                                                                       \
-  struct Wgmma<Type, N, kMajorB> {                                                                               \
-    static constexpr cute::SM90::GMMA::Major kB =                                                                \
-        kMajorB == Major::kK ? cute::SM90::GMMA::Major::K : cute::SM90::GMMA::Major::MN;                         \
-    using Atom = cute::SM90::GMMA::MMA_64x##N##x16_F32##Name##Name##_SS<cute::SM90::GMMA::Major::K, kB>;         \
-    template <std::size_t... kI>                                                                                 \
-    __device__ __forceinline__ static void call(std::uint64_t a, std::uint64_t b, float (&d)[N / 2], bool add,   \
-                                                std::index_sequence<kI...>) {                                    \
-      Atom::fma(a, b, d[kI]..., add ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);       \
-    }                                                                                                            \
-    /* D = A * B, added to D when `add`. */                                                                      \
+#define MKERNEL_WGMMA(Type, Name, N)                                                                               \
+  template <Major kMajorB>                                                                                         \
+  struct Wgmma<Type, N, kMajorB> {                                                                                 \
+    static constexpr cute::SM90::GMMA::Major kB =                                                                  \
+        kMajorB == Major::kK ? cute::SM90::GMMA::Major::K : cute::SM90::GMMA::Major::MN;                           \
+    using Atom = cute::SM90::GMMA::MMA_64x##N##x16_F32##Name##Name##_SS<cute::SM90::GMMA::Major::K, kB>;           \
+    template <std::size_t... kI>                                                                                   \
+    __device__ __forceinline__ static void call(std::uint64_t a, std::uint64_t b, float (&d)[N / 2], bool add,     \
+                                                std::index_sequence<kI...>) {                                      \
+      Atom::fma(a, b, d[kI]..., add ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);         \
+    }                                                                                                              \
+    /* D = A * B, added to D when `add`. */                                                                        \
     __device__ __forceinline__ static void mma_wg(std::uint64_t a, std::uint64_t b, float (&d)[N / 2], bool add) { \
-      call(a, b, d, add, std::make_index_sequence<N / 2>{});                                                     \
-    }                                                                                                            \
+      call(a, b, d, add, std::make_index_sequence<N / 2>{});                                                       \
+    }                                                                                                              \
   };
 MKERNEL_WGMMA(__nv_bfloat16, BF16, 32)
 MKERNEL_WGMMA(__nv_bfloat16, BF16, 64)

@@ -81,9 +81,7 @@ struct Bytes16 {
 };
 __device__ __forceinline__ Bytes16 ld_shared_16(std::uint32_t address) {
   Bytes16 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address));
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
   return v;
 }
 __device__ __forceinline__ void st_global_16(void* p, Bytes16 v) {

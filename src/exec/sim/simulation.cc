@@ -96,6 +96,7 @@ Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* co
     config.landing = this;
     config.hinted = true;
     config.memory = &memory_;
+    if (nodes > 16) config.queue_depth = 2;  // memory by nodes squared again
     for (std::int32_t node = 0; node < nodes; ++node) {
       const std::uint32_t start = inject.start_epoch == 0 ? 0 : 0xfffffffd;
       rings_.emplace_back(depth, start);

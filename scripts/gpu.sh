@@ -39,6 +39,11 @@ for part in $parts; do
   case $part in
     tests)
       run tests_gpu 240 "$build/tests_gpu_test"
+      # GoogleTest ends well when all was skipped.
+      if grep -q "SKIPPED" "$out/tests_gpu.log"; then
+        echo "FAILED   tests_gpu: tests were skipped"
+        failed=1
+      fi
       for program in gpu_stream_test plan_device_test wire_test cuda_network_test; do
         [[ -x $build/$program ]] && run "$program" 120 "$build/$program"
       done

@@ -61,7 +61,9 @@ class Executor : public CudaExecutor {
   std::int64_t free_memory() const override;
   void* stream(std::int32_t rank) const override { return gpus_->rank(rank).stream; }
   Result<void*> new_stream(std::int32_t rank, bool high_priority) override;
-  void set_link(double bytes_per_ns, Nanos latency_ns) override { network_->set_link(bytes_per_ns, latency_ns); }
+  void set_link(double bytes_per_ns, Nanos latency_ns) override {
+    if (network_) network_->set_link(bytes_per_ns, latency_ns);
+  }
 
  private:
   // The last launch of a rank, whatever the operator: launches of a rank run one after the other, also on different

@@ -159,10 +159,9 @@ __device__ __forceinline__ std::uint64_t operand_descriptor(std::uint32_t addres
   return static_cast<std::uint64_t>((address & 0x3ffff) >> 4) | (kLeading << 16) | (kStride << 32) |
          (std::uint64_t{1} << 62);
 }
-// What 16 elements further along k, and 64 elements further along m or n, add to a descriptor.
+// What 16 elements further along k add to a descriptor.
 template <Major kMajor>
 inline constexpr std::uint64_t kDescriptorStepK = kMajor == Major::kK ? (16 * 2) >> 4 : (16 * 128) >> 4;
-inline constexpr std::uint64_t kDescriptorStep64 = 8192 >> 4;
 
 // --- registers ---
 

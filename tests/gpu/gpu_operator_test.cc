@@ -109,6 +109,28 @@ TEST(GpuOperator, RunsBackToBackOnFreshData) {
   }
 }
 
+// Moves that come one by one, as the network delivers, and are over sooner than a thread of the store warp may take to
+// see the last one's end.
+TEST(GpuOperator, SurvivesShortMovesBesideASlowNetwork) {
+  SKIP_WITHOUT_GPU();
+  WorldOptions world_options = gpu_options(2, 4);
+  world_options.sms = 16;
+  world_options.link = {10, 5};
+  Result<World> world = World::create(world_options);
+  ASSERT_TRUE(world.ok()) << world.error().message;
+  for (const Op op : kOps) {
+    const GemmOptions options = op == Op::kAllGatherGemm ? gemm(op, 2048, 256, 4096) : gemm(op, 2048, 2048, 256);
+    Result<Operator> made = Operator::create(*world, options);
+    ASSERT_TRUE(made.ok()) << made.error().message;
+    GpuProblem problem(*world, options, 5);
+    for (int i = 0; i < 20; ++i) {
+      const Result<RunReport> report = made->run(problem.arguments());
+      ASSERT_TRUE(report.ok()) << report.error().message;
+    }
+    EXPECT_EQ(problem.mismatch(), std::nullopt) << op_name(op);
+  }
+}
+
 // Every fifth of all combinations, or all of them with MKERNEL_ALL_SHAPES in the environment.
 TEST(GpuOperator, IsRightOnEdgeShapes) {
   SKIP_WITHOUT_GPU();

@@ -44,7 +44,7 @@ struct Consumer {
         }
         holding = false;
         if (task.action == DeviceAction::kMove) {
-          mover.move(task, stage, acc);
+          mover.move(task, stage);
           report();
         }
         if (task.action == DeviceAction::kGemm) store_zeros(task);  // K is 0

@@ -25,10 +25,10 @@
 namespace mkernel {
 namespace {
 
-// Per SM of an H200 (2026-12-01): GEMM under power cap, and bytes read plus written by movers beside GEMMs. Of these 34
-// per ns were measured (2 movers with 92 MB to move held GEMM + AllReduce up for 1.34 ms); less is stated, since one
-// mover too few costs more than one too many (1337, 1228, 1127 us with 2, 3, 4 of 16 SMs).
-constexpr RoleCosts kGpuCosts{5000, 25, 500};
+// Per SM of an H200 (2026-12-01): GEMM under power cap, and bytes read plus written by movers beside GEMMs. A mover
+// reaches about 40 per ns; more is stated, since the SMs that compute move what is left at the end (GEMM + AllReduce
+// with 14, 13, 12 of 16 SMs computing: 1052, 1082, 1112 us).
+constexpr RoleCosts kGpuCosts{5000, 45, 500};
 constexpr std::int64_t kMemoryMargin = std::int64_t{512} << 20;  // left to the driver and to everybody else
 constexpr std::uint32_t kMaxCudaOperators = kMaxOperators - 1;
 

@@ -90,7 +90,6 @@ RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table) co
     return begin;
   };
   const auto size = [](const auto& v) { return static_cast<std::int64_t>(v.size() * sizeof(v[0])); };
-  const std::int64_t gpus = plan().topo().gpus;
   at.c_slots = add(2 * sizeof(DeviceMatrix));
   at.control = add(sizeof(DeviceControl));
   at.heads = add(static_cast<std::int64_t>(table.lanes.size() * sizeof(DeviceHead)));
@@ -98,8 +97,6 @@ RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table) co
   at.tasks = add(size(table.tasks));
   at.claims = add(static_cast<std::int64_t>(table.tasks.size() * sizeof(std::uint64_t)));
   at.records = add(size(table.records));
-  at.heap_table = add(gpus * static_cast<std::int64_t>(sizeof(void*)));
-  at.slot_table = add(gpus * static_cast<std::int64_t>(sizeof(void*)));
   at.a_copy = add(a_copy_bytes(config_, rank));
   at.b_copy = add(b_copy_bytes(config_, rank));
   at.bytes = end;
@@ -151,8 +148,6 @@ Status CudaOperatorImpl::fill_rank(std::int32_t r, const VirtualGpu& gpu) {
     device.buffer_begin[b] = layout_.offset(buffer, 0, 0);
     device.buffer_parity_bytes[b] = layout_.offset(buffer, 0, 1) - layout_.offset(buffer, 0, 0);
   }
-  device.heaps = reinterpret_cast<std::byte* const*>(base + self.at.heap_table);
-  device.c_slots = reinterpret_cast<DeviceMatrix* const*>(base + self.at.slot_table);
   device.tasks = reinterpret_cast<const DeviceTask*>(base + self.at.tasks);
   device.records = reinterpret_cast<const DeviceRecord*>(base + self.at.records);
   device.lane_table = reinterpret_cast<const DeviceLane*>(base + self.at.lanes);
@@ -160,12 +155,10 @@ Status CudaOperatorImpl::fill_rank(std::int32_t r, const VirtualGpu& gpu) {
   device.claims = reinterpret_cast<std::uint64_t*>(base + self.at.claims);
   device.control = reinterpret_cast<DeviceControl*>(base + self.at.control);
 
-  std::vector<std::byte*> heap_table;
-  std::vector<std::byte*> slot_table;
   for (std::int32_t g = 0; g < topo.gpus; ++g) {
     const Rank& peer = rank(topo.rank_of(device.node, g));
-    heap_table.push_back(peer.memory.data());
-    slot_table.push_back(peer.memory.data() + peer.at.c_slots);
+    device.heaps[g] = peer.memory.data();
+    device.c_slots[g] = reinterpret_cast<DeviceMatrix*>(peer.memory.data() + peer.at.c_slots);
   }
   DeviceControl control;
   control.epoch = config_.start_epoch;
@@ -188,8 +181,6 @@ Status CudaOperatorImpl::fill_rank(std::int32_t r, const VirtualGpu& gpu) {
   upload(self.at.lanes, self.table.lanes.data(), bytes_of(self.table.lanes));
   upload(self.at.tasks, self.table.tasks.data(), bytes_of(self.table.tasks));
   upload(self.at.records, self.table.records.data(), bytes_of(self.table.records));
-  upload(self.at.heap_table, heap_table.data(), bytes_of(heap_table));
-  upload(self.at.slot_table, slot_table.data(), bytes_of(slot_table));
   if (status == cudaSuccess) status = cudaStreamSynchronize(gpu.stream);
   if (status == cudaSuccess) status = cudaEventCreateWithFlags(&self.done, cudaEventDisableTiming);
   if (status != cudaSuccess) return cuda_error(status, fmt::format("preparing the memory of rank {}", r));

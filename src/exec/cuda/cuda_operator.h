@@ -24,8 +24,6 @@ struct RankMemory {
   std::int64_t tasks = 0;
   std::int64_t claims = 0;
   std::int64_t records = 0;
-  std::int64_t heap_table = 0;
-  std::int64_t slot_table = 0;
   std::int64_t a_copy = 0;
   std::int64_t b_copy = 0;
   std::int64_t bytes = 0;

@@ -142,8 +142,8 @@ struct DeviceRank {
   std::int64_t gather_pitch = 0;
   std::int64_t buffer_begin[kBufferCount] = {};         // bytes from the heap's start, parity 0
   std::int64_t buffer_parity_bytes[kBufferCount] = {};  // distance to parity 1
-  std::byte* const* heaps = nullptr;                    // by GPU of the node
-  DeviceMatrix* const* c_slots = nullptr;  // by GPU of the node: two entries each, by parity, in its own memory
+  std::byte* heaps[kMaxGpusPerNode] = {};               // by GPU of the node
+  DeviceMatrix* c_slots[kMaxGpusPerNode] = {};  // by GPU of the node: two entries each, by parity, in its own memory
   const DeviceTask* tasks = nullptr;
   const DeviceRecord* records = nullptr;
   const DeviceLane* lane_table = nullptr;  // `lanes` entries

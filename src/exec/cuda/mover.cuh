@@ -33,111 +33,126 @@ __device__ __forceinline__ void release_warp(Mbarrier& barrier) {
 
 template <class Tile, class T>
 struct Mover {
-  static constexpr int kAtOnce = 4;  // units of a thread that are loaded before the first is stored
-  static constexpr int kScratch = Tile::kBn / 2;
-  static_assert(kScratch >= kAtOnce * 8);
+  static constexpr int kAtOnce = 3;  // units of a thread that are under way together; a stage of 48 KiB holds 3 of each
+                                     // of four sources
 
   const DeviceCall& call;
   SharedMemory<Tile>& s;
   const EpochView epoch;
   const int thread;  // 0..255, of both warpgroups
 
-  // `stage` is where the producer puts the next slab. `r` are the accumulators of tiles, of which nothing is needed
-  // now: the assembler would not give moves registers of their own beside them.
-  __device__ __forceinline__ void move(const DeviceTask& task, RingPosition<Tile::kStages>& stage,
-                                       float (&r)[kScratch]) const {
-    if (task.path == Path::kBulk) {
-      if (is_fp32(call.rank, task.src)) {
-        move_bulk<true>(task, stage, r);
+  // `stage` is where the producer puts the next slab.
+  __device__ __forceinline__ void move(const DeviceTask& task, RingPosition<Tile::kStages>& stage) const {
+    const bool fp32 = is_fp32(call.rank, task.src);
+    if (task.path == Path::kDirect) {
+      if (fp32) {
+        move_direct<float>(task);
       } else {
-        move_bulk<false>(task, stage, r);
+        move_direct<T>(task);
       }
-    } else if (is_fp32(call.rank, task.src)) {
-      move_direct<float>(task);
+    } else if (fp32) {
+      if (task.dst != Buffer::kC && is_fp32(call.rank, task.dst)) {
+        move_bulk<Kind::kSumsFp32>(task, stage);
+      } else {
+        move_bulk<Kind::kSumsRounded>(task, stage);
+      }
+    } else if (task.source == Source::kNode || task.source == Source::kRail) {
+      move_bulk<Kind::kSums>(task, stage);
     } else {
-      move_direct<T>(task);
+      move_bulk<Kind::kCopy>(task, stage);
     }
   }
 
  private:
-  // A part of the task that fills a stage. Packed buffers hold its units one after the other from `first` on.
-  struct Slab {
-    std::int64_t first;  // in units from the beginning of the task
-    std::int32_t row;
-    std::int32_t unit;  // of that row
-    std::int32_t units_per_row;
-    std::int32_t count;
-  };
-  // What the eight registers of a unit hold: bits to be stored as they are, or sums to be rounded.
-  enum class Kind { kBits16, kBits32, kSums };
+  // What is done with 16-bit sources (the first two) or fp32 ones. A copy keeps the bits, also of a NaN.
+  enum class Kind { kCopy, kSums, kSumsRounded, kSumsFp32 };
+  static constexpr bool fp32_sources(Kind kind) { return kind == Kind::kSumsRounded || kind == Kind::kSumsFp32; }
 
-  template <bool kFp32>
-  __device__ __forceinline__ void move_bulk(const DeviceTask& task, RingPosition<Tile::kStages>& stage,
-                                            float (&r)[kScratch]) const {
+  // The units of a batch: those of this thread in a part of the task that fills a stage. Packed buffers hold the task's
+  // units one after the other.
+  struct Batch {
+    std::int64_t first;          // unit of the task at which the slab begins
+    std::int32_t row;            // and its place in the rectangle
+    std::int32_t unit;           // (of that row)
+    std::int32_t units_per_row;  // of the slab
+    std::int32_t count;          // units of the slab
+    std::int32_t begin;          // this thread's are begin, begin + 256, ...
+
+    __device__ __forceinline__ std::int32_t at(int j) const { return begin + j * kConsumerThreads; }
+    __device__ __forceinline__ bool has(int j) const { return at(j) < count; }
+    // Where to load it from. Beyond the end the last one, in vain: values that only some threads define would be kept
+    // in registers throughout the kernel.
+    __device__ __forceinline__ std::int32_t from(int j) const { return min(at(j), count - 1); }
+  };
+
+  template <Kind kKind>
+  __device__ __forceinline__ void move_bulk(const DeviceTask& task, RingPosition<Tile::kStages>& stage) const {
     const Slabs slabs(task, call.rank, Tile::kStageBytes);
-    const bool result_fp32 = task.dst != Buffer::kC && is_fp32(call.rank, task.dst);
-    const bool copies = slabs.sources == 1 && kFp32 == result_fp32;
-    const Kind kind = result_fp32 ? Kind::kBits32 : copies ? Kind::kBits16 : Kind::kSums;
     slabs.for_each([&](std::int32_t row, std::int32_t rows, std::int32_t unit, std::int32_t units) {
-      const Slab slab{std::int64_t{row} * slabs.row_units + unit, row, unit, units, rows * units};
+      Batch batch{std::int64_t{row} * slabs.row_units + unit, row, unit, units, rows * units, thread};
       s.full[stage.slot].wait(stage.phase);
       const std::uint32_t base = shared_address(s.stages[stage.slot]);
-      for (std::int32_t begin = thread; begin < slab.count; begin += kAtOnce * kConsumerThreads) {
-        if (copies) {
-          load_units<kFp32>(slab.count, begin, base, r);
+      for (; batch.begin < batch.count; batch.begin += kAtOnce * kConsumerThreads) {
+        Bytes16 bits[kAtOnce];
+        if constexpr (kKind == Kind::kCopy) {
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) {
+            bits[j] = ld_shared_16(base + batch.from(j) * 16);
+          }
+          put_units(task, batch, bits);
         } else {
-          add_units<kFp32>(slab.count, begin, base, slabs.sources, slabs.source_bytes, r);
+          float sums[kAtOnce][8];
+          add_units<fp32_sources(kKind)>(batch, base, slabs.sources, slabs.source_bytes, sums);
+          if constexpr (kKind == Kind::kSumsFp32) {
+            put_sums(task, batch, sums);
+          } else {
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) bits[j] = rounded(sums[j]);
+            put_units(task, batch, bits);
+          }
         }
-        put_units(task, slab, begin, kind, r);
       }
       release_warp(s.empty[stage.slot]);
       stage.advance();
     });
   }
 
-  // Bits as they are: four words of each unit, or eight.
-  template <bool kFp32>
-  __device__ __forceinline__ static void load_units(std::int32_t count, std::int32_t begin, std::uint32_t base,
-                                                    float (&r)[kScratch]) {
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const std::int32_t i = begin + j * kConsumerThreads;
-      if (i >= count) continue;
-      to_registers(ld_shared_16(base + i * (kFp32 ? 32 : 16)), r + 8 * j);
-      if constexpr (kFp32) to_registers(ld_shared_16(base + i * 32 + 16), r + 8 * j + 4);
-    }
-  }
-
   // Adds the sources in their order, in fp32.
   template <bool kFp32>
-  __device__ __forceinline__ static void add_units(std::int32_t count, std::int32_t begin, std::uint32_t base,
-                                                   std::int32_t sources, std::int32_t source_bytes,
-                                                   float (&r)[kScratch]) {
-    for (std::int32_t source = 0; source < sources; ++source, base += source_bytes) {
+  __device__ __forceinline__ static void add_units(const Batch& batch, std::uint32_t base, std::int32_t sources,
+                                                   std::int32_t source_bytes, float (&sums)[kAtOnce][8]) {
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      load_unit<kFp32>(base + batch.from(j) * (kFp32 ? 32 : 16), sums[j]);
+    }
+    for (std::int32_t source = 1; source < sources; ++source) {
+      base += source_bytes;
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const std::int32_t i = begin + j * kConsumerThreads;
-        if (i >= count) continue;
         float x[8];
-        load_unit<kFp32>(base + i * (kFp32 ? 32 : 16), x);
+        load_unit<kFp32>(base + batch.from(j) * (kFp32 ? 32 : 16), x);
 #pragma unroll
-        for (int e = 0; e < 8; ++e) r[8 * j + e] = source == 0 ? x[e] : r[8 * j + e] + x[e];
+        for (int e = 0; e < 8; ++e) sums[j][e] += x[e];
       }
     }
   }
 
-  __device__ __forceinline__ static void to_registers(Bytes16 v, float* r) {
-    r[0] = __uint_as_float(v.x), r[1] = __uint_as_float(v.y), r[2] = __uint_as_float(v.z), r[3] = __uint_as_float(v.w);
+  __device__ __forceinline__ static void to_floats(Bytes16 v, float* x) {
+    x[0] = __uint_as_float(v.x), x[1] = __uint_as_float(v.y), x[2] = __uint_as_float(v.z), x[3] = __uint_as_float(v.w);
   }
-  __device__ __forceinline__ static Bytes16 as_bits(const float* r) {
-    return {__float_as_uint(r[0]), __float_as_uint(r[1]), __float_as_uint(r[2]), __float_as_uint(r[3])};
+  __device__ __forceinline__ static Bytes16 as_bits(const float* x) {
+    return {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
+  }
+  __device__ __forceinline__ static Bytes16 rounded(const float (&x)[8]) {
+    return {pack_pair(x[0], x[1], T{}), pack_pair(x[2], x[3], T{}), pack_pair(x[4], x[5], T{}),
+            pack_pair(x[6], x[7], T{})};
   }
   template <bool kFp32>
   __device__ __forceinline__ static void load_unit(std::uint32_t address, float (&x)[8]) {
     const Bytes16 low = ld_shared_16(address);
     if constexpr (kFp32) {
-      to_registers(low, x);
-      to_registers(ld_shared_16(address + 16), x + 4);
+      to_floats(low, x);
+      to_floats(ld_shared_16(address + 16), x + 4);
     } else {
       const std::uint32_t words[4] = {low.x, low.y, low.z, low.w};
 #pragma unroll
@@ -148,25 +163,17 @@ struct Mover {
       }
     }
   }
-  // The first 16 bytes that a unit is stored as.
-  __device__ __forceinline__ static Bytes16 low_bits(Kind kind, const float* r) {
-    if (kind != Kind::kSums) return as_bits(r);
-    return {pack_pair(r[0], r[1], T{}), pack_pair(r[2], r[3], T{}), pack_pair(r[4], r[5], T{}),
-            pack_pair(r[6], r[7], T{})};
-  }
 
   // Calls f(gpu) for the GPUs whose `dst` the task writes, from the next one on, so that not all write to the same.
   template <class F>
   __device__ __forceinline__ void for_each_target(const DeviceTask& task, F f) const {
     const DeviceRank& rank = call.rank;
-    if (task.dst_reach == Reach::kSelf) {
-      f(rank.gpu);
-      return;
-    }
-    std::int32_t gpu = rank.gpu;
-    for (std::int32_t i = 0; i < rank.gpus; ++i) {
-      if (++gpu == rank.gpus) gpu = 0;
-      if (gpu != rank.gpu || task.dst_reach == Reach::kNode) f(gpu);
+    const bool self_only = task.dst_reach == Reach::kSelf;
+    const std::int32_t count = self_only ? 1 : task.dst_reach == Reach::kNode ? rank.gpus : rank.gpus - 1;
+    std::int32_t gpu = self_only ? rank.gpu : rank.gpu + 1;
+    for (std::int32_t i = 0; i < count; ++i, ++gpu) {
+      if (gpu == rank.gpus) gpu = 0;
+      f(gpu);
     }
   }
   __device__ __forceinline__ const DeviceMatrix& c_of(const DeviceTask& task, std::int32_t gpu) const {
@@ -174,50 +181,68 @@ struct Mover {
   }
 
   // Writes units of 8 elements to every place that the task names.
-  __device__ __forceinline__ void put_units(const DeviceTask& task, const Slab& slab, std::int32_t begin, Kind kind,
-                                            const float (&r)[kScratch]) const {
+  __device__ __forceinline__ void put_units(const DeviceTask& task, const Batch& batch,
+                                            const Bytes16 (&bits)[kAtOnce]) const {
     const DeviceRank& rank = call.rank;
-    const std::int64_t packed = task.dst_offset + (slab.first + begin) * 8;
+    const std::int64_t packed = (task.dst_offset + (batch.first + batch.begin) * 8) * 2;
     if (task.dst == Buffer::kC) {
-      put_c(task, slab, begin, kind, r);
+      put_c(task, batch, bits);
     } else {
-      const std::int64_t offset = epoch.buffer_begin(rank, task.dst) + packed * (kind == Kind::kBits32 ? 4 : 2);
-      for_each_target(task, [&](std::int32_t gpu) { put_packed(rank.heaps[gpu] + offset, slab, begin, kind, r); });
+      const std::int64_t offset = epoch.buffer_begin(rank, task.dst) + packed;
+      for_each_target(task, [&](std::int32_t gpu) { put_packed(rank.heaps[gpu] + offset, batch, bits); });
     }
     if (task.keep_result) {
-      put_packed(rank.heaps[rank.gpu] + epoch.buffer_begin(rank, Buffer::kResult) + packed * 2, slab, begin, kind, r);
+      put_packed(rank.heaps[rank.gpu] + epoch.buffer_begin(rank, Buffer::kResult) + packed, batch, bits);
     }
   }
-  __device__ __forceinline__ static void put_packed(std::byte* p, const Slab& slab, std::int32_t begin, Kind kind,
-                                                    const float (&r)[kScratch]) {
+  __device__ __forceinline__ static void put_packed(std::byte* p, const Batch& batch, const Bytes16 (&bits)[kAtOnce]) {
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      if (begin + j * kConsumerThreads >= slab.count) continue;
-      std::byte* const at = p + j * kConsumerThreads * (kind == Kind::kBits32 ? 32 : 16);
-      st_global_16(at, low_bits(kind, r + 8 * j));
-      if (kind == Kind::kBits32) st_global_16(at + 16, as_bits(r + 8 * j + 4));
+      if (batch.has(j)) st_global_16(p + j * kConsumerThreads * 16, bits[j]);
     }
   }
-  __device__ __forceinline__ void put_c(const DeviceTask& task, const Slab& slab, std::int32_t begin, Kind kind,
-                                        const float (&r)[kScratch]) const {
-    const std::int32_t units = slab.units_per_row;
-    const bool power_of_two = (units & (units - 1)) == 0;  // full tiles
-    const std::int32_t shift = 31 - __clz(units);
+  // The same for sums that stay fp32. They go to workspace only, and are not kept.
+  __device__ __forceinline__ void put_sums(const DeviceTask& task, const Batch& batch,
+                                           const float (&sums)[kAtOnce][8]) const {
+    const std::int64_t offset =
+        epoch.buffer_begin(call.rank, task.dst) + (task.dst_offset + (batch.first + batch.begin) * 8) * 4;
     for_each_target(task, [&](std::int32_t gpu) {
-      const DeviceMatrix& c = c_of(task, gpu);
-      T* const first =
-          static_cast<T*>(c.data) + (task.row + slab.row) * c.row_stride + (task.col + slab.unit * 8) * c.col_stride;
+      std::byte* const p = call.rank.heaps[gpu] + offset;
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const std::int32_t i = begin + j * kConsumerThreads;
-        if (i >= slab.count) continue;
-        const std::int32_t down = power_of_two ? i >> shift : i / units;
-        T* const p = first + down * c.row_stride + (i - down * units) * 8 * c.col_stride;
-        const Bytes16 bits = low_bits(kind, r + 8 * j);
-        if (c.wide != 0) {
-          st_global_16(p, bits);
-        } else {
-          put_elements(p, c.col_stride, bits);
+        if (!batch.has(j)) continue;
+        st_global_16(p + j * kConsumerThreads * 32, as_bits(sums[j]));
+        st_global_16(p + j * kConsumerThreads * 32 + 16, as_bits(sums[j] + 4));
+      }
+    });
+  }
+  __device__ __forceinline__ void put_c(const DeviceTask& task, const Batch& batch,
+                                        const Bytes16 (&bits)[kAtOnce]) const {
+    const std::int32_t units = batch.units_per_row;
+    const bool power_of_two = (units & (units - 1)) == 0;  // full tiles
+    const std::int32_t shift = 31 - __clz(units);
+    std::int32_t down[kAtOnce];
+    std::int32_t across[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      down[j] = power_of_two ? batch.at(j) >> shift : batch.at(j) / units;
+      across[j] = (batch.at(j) - down[j] * units) * 8;
+    }
+    for_each_target(task, [&](std::int32_t gpu) {
+      const DeviceMatrix c = c_of(task, gpu);
+      T* const first =
+          static_cast<T*>(c.data) + (task.row + batch.row) * c.row_stride + (task.col + batch.unit * 8) * c.col_stride;
+      if (c.wide != 0) {
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          if (batch.has(j)) st_global_16(first + down[j] * c.row_stride + across[j], bits[j]);
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          if (batch.has(j)) {
+            put_elements(first + down[j] * c.row_stride + across[j] * c.col_stride, c.col_stride, bits[j]);
+          }
         }
       }
     });

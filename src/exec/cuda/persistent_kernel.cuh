@@ -58,7 +58,7 @@ __device__ __forceinline__ void leave_warp(const DeviceCall& call, std::uint64_t
   bool leave = ld_relaxed_gpu(&rank.control->abort) != 0;
   for (std::uint32_t i = lane; i < rank.completion.span && !leave; i += 32) {
     const Wait wait{rank.completion.flag + i, 1, rank.completion.count};
-    while (!leave && !is_met(wait, flags, epoch.use)) {
+    while (!leave && !are_met(wait, {}, flags, epoch.use)) {
       __nanosleep(100);
       const std::uint64_t now = global_time_ns();
       leave = ld_relaxed_gpu(&rank.control->abort) != 0;
@@ -71,8 +71,8 @@ __device__ __forceinline__ void leave_warp(const DeviceCall& call, std::uint64_t
         leave = true;
       }
     }
-    if (!leave) acquire(wait, flags);
   }
+  fence_acquire_sys();  // order: what the flags vouch for comes before the end of the call
   leave = __any_sync(0xffffffffu, leave);
   if (leave) {
     if (lane == 0) st_relaxed_sys(&rank.control->abort, 1);
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, 1) persistent_kernel(const __grid_co
   if (warp < 4) {
     give_registers_wg<kServiceRegisters>();
     if (warp == 0) {
-      if (threadIdx.x == 0) Producer<Tile, kMajorB>{call, s, epoch}.run_thread();
+      if (elect_thread()) Producer<Tile, kMajorB>{call, s, epoch}.run_thread();
       __syncwarp();  // the warp meets the last barrier as a whole
     } else if (warp == 3) {
       Scheduler<Tile>{call, s, epoch}.run_warp();

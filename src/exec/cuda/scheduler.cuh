@@ -11,18 +11,21 @@ namespace mkernel {
 inline constexpr std::uint32_t kWholeWarp = 0xffffffffu;
 inline constexpr std::uint64_t kHostPollNs = 1'000'000;  // reading pinned memory more often would slow the driver down
 
-// True when every flag of `wait` has reached its target. Reads only.
-__device__ __forceinline__ bool is_met(const Wait& wait, const std::uint32_t* flags, std::uint32_t use) {
-  for (std::uint32_t i = 0; i < wait.span; ++i) {
-    if (!flag_reached(ld_relaxed_sys(flags + wait.flag + i), use * wait.count)) return false;
+// True when every flag of both waits has reached its target. Only looks; fence_acquire_sys() then acquires. The first
+// flags, mostly the only ones, are looked at together.
+__device__ __forceinline__ bool are_met(const Wait& a, const Wait& b, const std::uint32_t* flags, std::uint32_t use) {
+  // A wait for nothing names flag 0.
+  const std::uint32_t seen_a = ld_relaxed_sys(flags + a.flag);
+  const std::uint32_t seen_b = ld_relaxed_sys(flags + b.flag);
+  bool met =
+      (a.span == 0 || flag_reached(seen_a, use * a.count)) && (b.span == 0 || flag_reached(seen_b, use * b.count));
+  for (std::uint32_t i = 1; i < a.span && met; ++i) {
+    met = flag_reached(ld_relaxed_sys(flags + a.flag + i), use * a.count);
   }
-  return true;
-}
-// order: what was written before the flags were raised is visible to this thread, and to whom it hands on; pairs with
-// Store::raise() and the network's stamps. A fence instead would wait for all stores of the SM (measured, H200: twice
-// the time of communication alone).
-__device__ __forceinline__ void acquire(const Wait& wait, const std::uint32_t* flags) {
-  for (std::uint32_t i = 0; i < wait.span; ++i) ld_acquire_sys(flags + wait.flag + i);
+  for (std::uint32_t i = 1; i < b.span && met; ++i) {
+    met = flag_reached(ld_relaxed_sys(flags + b.flag + i), use * b.count);
+  }
+  return met;
 }
 
 template <class Tile>
@@ -37,9 +40,13 @@ struct Scheduler {
   const std::uint32_t* flags = epoch.flag(call.rank, call.rank.gpu, 0);
   RingPosition<kTaskRing> at{0, 1};
   std::uint32_t picked_phase = 0;
-  bool unpicked = false;          // the last task has not been picked up
-  std::uint32_t claimed = kNone;  // row of the compute task that this CTA holds
-  std::uint32_t second = kNone;   // row of a move that it has taken together with another
+  bool unpicked = false;           // the last task has not been picked up
+  std::uint32_t claimed = kNone;   // row of the compute task that this CTA holds
+  std::uint32_t claimed_word = 0;  // of that row, the word that this thread copies
+  bool has_second = false;         // a move has been taken together with the last one
+  std::uint32_t second_word = 0;
+  std::uint32_t word = 0;  // of the row that is to be published
+  const DeviceLane compute = call.rank.lane_table[0];
   bool compute_left = (call.parts & kPartCompute) != 0;
   bool moves_left = (call.parts & kPartMoves) != 0;
   bool c_known = false;
@@ -50,9 +57,8 @@ struct Scheduler {
   __device__ void run_warp() {
     for (;;) {
       if (tile_open) settle();  // the next task is chosen late; after a move at once, while that is under way
-      const std::uint32_t row = next_row();
-      if (row == kNone) break;
-      publish_row(row);
+      if (!next_row()) break;
+      publish_row();
     }
     publish_mark(DeviceAction::kExit);
   }
@@ -66,53 +72,68 @@ struct Scheduler {
     unpicked = false;
   }
 
-  // The row of a ready task, or kNone when there is none left or the run is aborted.
-  __device__ std::uint32_t next_row() {
-    if (second != kNone) {
-      const std::uint32_t row = second;
-      second = kNone;
-      return row;
+  // Puts the row of a ready task into `word`; false when there is none left or the run is aborted.
+  __device__ bool next_row() {
+    if (has_second) {
+      has_second = false;
+      word = second_word;
+      return true;
     }
     idle_since = 0;
     for (;;) {
-      std::uint32_t row = mover ? try_moves() : try_compute();
-      if (row == kNone) row = mover ? try_compute_as_mover() : try_moves();
-      if (row != kNone) return row;
-      if (!compute_left && claimed == kNone && !moves_left) return kNone;
+      if (mover ? try_moves() : try_compute()) return true;
+      if (mover ? try_compute_as_mover() : try_moves()) return true;
+      if (!compute_left && claimed == kNone && !moves_left) return false;
       if (tile_open) publish_flush();  // a tile in the consumers' registers may be what everybody waits for
-      if (!keep_waiting()) return kNone;
+      if (!keep_waiting()) return false;
     }
   }
 
-  __device__ std::uint32_t try_compute_as_mover() {
-    // Movers leave tiles alone while moves may still come, for a tile takes long; unless nobody else computes.
-    return moves_left && call.compute_ctas > 0 ? kNone : try_compute();
+  // This thread's word of a row: each copies one.
+  __device__ std::uint32_t word_of(std::uint32_t row) const {
+    static_assert(sizeof(DeviceTask) == 32 * sizeof(std::uint32_t));
+    return reinterpret_cast<const std::uint32_t*>(&call.rank.tasks[row])[lane];
+  }
+  // One of the waits of the row whose words the warp holds.
+  __device__ static Wait wait_of(std::uint32_t words, int which) {
+    const int first = static_cast<int>(offsetof(DeviceTask, waits) + which * sizeof(Wait)) / 4;
+    return {__shfl_sync(kWholeWarp, words, first), __shfl_sync(kWholeWarp, words, first + 1),
+            __shfl_sync(kWholeWarp, words, first + 2)};
   }
 
-  __device__ std::uint32_t try_compute() {
+  __device__ bool try_compute_as_mover() {
+    // Movers leave tiles alone while moves may still come, for a tile takes long; unless nobody else computes.
+    return (!moves_left || call.compute_ctas == 0) && try_compute();
+  }
+
+  __device__ bool try_compute() {
     if (claimed == kNone && compute_left) {
-      const DeviceLane compute = call.rank.lane_table[0];
       std::uint32_t ticket = 0;
       if (lane == 0) ticket = atom_add_relaxed_gpu(&call.rank.heads[0].next, 1);
       ticket = __shfl_sync(kWholeWarp, ticket, 0);
       compute_left = ticket < compute.count;
-      if (compute_left) claimed = compute.first + ticket;
+      if (compute_left) {
+        claimed = compute.first + ticket;
+        claimed_word = word_of(claimed);
+      }
     }
-    if (claimed == kNone) return kNone;
-    const DeviceTask& task = call.rank.tasks[claimed];
-    const bool met = lane < 2 ? is_met(task.waits[lane], flags, epoch.use) : true;
-    if (!__all_sync(kWholeWarp, met)) return kNone;
-    if (lane < 2) acquire(task.waits[lane], flags);
-    const std::uint32_t row = claimed;
+    if (claimed == kNone) return false;
+    const Wait first = wait_of(claimed_word, 0);
+    const Wait other = wait_of(claimed_word, 1);
+    // Every thread looks, and they may see different things.
+    if (!__all_sync(kWholeWarp, are_met(first, other, flags, epoch.use))) return false;
+    fence_acquire_sys();  // order: what the task reads comes after its flags; pairs with Store::raise(), the stamps
+    word = claimed_word;
     claimed = kNone;
-    return row;
+    return true;
   }
 
   // Threads look at the next tasks of all lanes of moves at once, some of each. Of the lanes that have a ready one the
-  // last is served, so that what came over the network (recv) goes before what is to be sent (intra). CTAs choose
-  // different ones of its ready tasks: if all wanted the first, one of them would get it per round trip to memory.
-  __device__ std::uint32_t try_moves() {
-    if (!moves_left) return kNone;
+  // first is served: what is to be sent (intra) goes before what has come (recv), or the wire would idle now and be the
+  // last to finish (measured, H200, GEMM + AllReduce at balance: 1052 instead of 1302 us). CTAs choose different ones
+  // of its ready tasks: if all wanted the first, one of them would get it per round trip to memory.
+  __device__ bool try_moves() {
+    if (!moves_left) return false;
     const std::int32_t move_lanes = call.rank.lanes - 1;
     std::int32_t each = 16;  // threads per lane
     while (each > 1 && each * move_lanes > 32) each /= 2;
@@ -135,9 +156,11 @@ struct Scheduler {
       }
       if (in_lane) {
         const DeviceTask& task = call.rank.tasks[row];
+        const Wait first = task.waits[0];
+        const Wait other = task.waits[1];
         before = ld_relaxed_gpu(&call.rank.claims[row]);
         taken = before == s.epoch;
-        ready = !taken && is_met(task.waits[0], flags, epoch.use) && is_met(task.waits[1], flags, epoch.use);
+        ready = !taken && are_met(first, other, flags, epoch.use);
       }
       any_left = __any_sync(kWholeWarp, any_left || (in_lane && !taken));
       advance_head(i, head, ahead, each, __ballot_sync(kWholeWarp, taken));
@@ -145,29 +168,37 @@ struct Scheduler {
       while (mask != 0) {
         const std::uint32_t wanted = choose(mask, each);
         mask &= ~wanted;
-        // order: none, the task's data is ordered by its flags.
-        const bool mine = (wanted >> lane & 1) != 0;
-        const bool won = mine && atom_cas_relaxed_gpu(&call.rank.claims[row], before, s.epoch) == before;
-        const std::uint32_t got = __ballot_sync(kWholeWarp, won);
-        if (got == 0) continue;
-        if (won) {
-          acquire(call.rank.tasks[row].waits[0], flags);
-          acquire(call.rank.tasks[row].waits[1], flags);
-        }
-        const std::uint32_t last = 31 - __clz(got);
-        if (__popc(got) == 2) second = __shfl_sync(kWholeWarp, row, last);
-        return __shfl_sync(kWholeWarp, row, __ffs(static_cast<int>(got)) - 1);
+        if (claim(wanted, row, before)) return true;
       }
     }
     moves_left = any_left;
-    return kNone;
+    return false;
   }
 
-  // Which of the ready tasks in `mask` to take, as bits of the threads that have them: of the last lane, others for
+  // Claims the rows of the one or two threads in `wanted`. `before`: what the row's claim was when it was free.
+  __device__ bool claim(std::uint32_t wanted, std::uint32_t row, std::uint64_t before) {
+    const int one = __ffs(static_cast<int>(wanted)) - 1;
+    const int other = 31 - __clz(static_cast<int>(wanted));
+    // order: none, the task's data is ordered by its flags.
+    const bool won =
+        (wanted >> lane & 1) != 0 && atom_cas_relaxed_gpu(&call.rank.claims[row], before, s.epoch) == before;
+    // The rows come while the claims are under way.
+    const std::uint32_t one_word = word_of(__shfl_sync(kWholeWarp, row, one));
+    const std::uint32_t other_word = one == other ? one_word : word_of(__shfl_sync(kWholeWarp, row, other));
+    const std::uint32_t got = __ballot_sync(kWholeWarp, won);
+    if (got == 0) return false;
+    fence_acquire_sys();  // order: as in try_compute()
+    word = (got >> one & 1) != 0 ? one_word : other_word;
+    has_second = __popc(got) == 2;
+    second_word = other_word;
+    return true;
+  }
+
+  // Which of the ready tasks in `mask` to take, as bits of the threads that have them: of the first lane, others for
   // every CTA, movers the first ones. While there are many a mover takes two, since to find one takes about as long as
   // to do it.
   __device__ std::uint32_t choose(std::uint32_t mask, std::int32_t each) const {
-    const std::uint32_t first = (31 - __clz(mask)) / each * each;
+    const std::uint32_t first = (__ffs(static_cast<int>(mask)) - 1) / each * each;
     const std::uint32_t of_lane = mask & (((1u << each) - 1) << first);
     const std::uint32_t count = __popc(of_lane);
     const std::uint32_t movers = gridDim.x - call.compute_ctas;
@@ -204,11 +235,9 @@ struct Scheduler {
     unpicked = true;
   }
 
-  __device__ void publish_row(std::uint32_t row) {
+  __device__ void publish_row() {
     DeviceTask& slot = open_slot();
-    const auto* words = reinterpret_cast<const std::uint32_t*>(&call.rank.tasks[row]);
-    reinterpret_cast<std::uint32_t*>(&slot)[lane] = words[lane];
-    static_assert(sizeof(DeviceTask) == 32 * 4);
+    reinterpret_cast<std::uint32_t*>(&slot)[lane] = word;
     __syncwarp();
     tile_open = slot.action == DeviceAction::kGemm;
     if (slot.marks != 0 && lane == 0) note_time_thread(slot);

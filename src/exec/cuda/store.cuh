@@ -26,10 +26,13 @@ struct Store {
       if (task.action == DeviceAction::kGemm && task.path == Path::kTensor &&
           (task.dst != Buffer::kC || call.c_matrix.wide != 0) && call.k > 0) {
         store_tile(task);
-        if (signals && lane == 0) bulk_wait_thread();
+        if (signals && elect_thread()) bulk_wait_thread();
       } else if (task.action == DeviceAction::kGemm || task.action == DeviceAction::kMove) {
         // order: what the consumers have stored comes before our signals; pairs with Consumer::report().
         s.staged[wg][in.slot].wait(in.phase);
+        // All threads have seen this phase before the consumers may begin the next: one that came late would find the
+        // parity of the phase after that, and wait for ever.
+        __syncwarp();
         if (lane == 0) s.unstaged[wg][in.slot].arrive();
         in.advance();
       }
@@ -43,7 +46,7 @@ struct Store {
       __syncwarp();
       if (lane == 0) s.ring_empty[at.slot].arrive();
     }
-    if (lane == 0) bulk_wait_thread();
+    if (elect_thread()) bulk_wait_thread();
   }
 
  private:
@@ -58,7 +61,7 @@ struct Store {
     for (int box = 0; box < Tile::kBoxes; ++box) {
       // order: the consumers' writes to shared memory, fenced for the async proxy; pairs with Consumer::put_box().
       s.staged[wg][in.slot].wait(in.phase);
-      if (lane == 0) {
+      if (elect_thread()) {
         tma_store_thread(map, s.staging[wg][in.slot], col + box * 64, row);
         bulk_commit_thread();
         bulk_wait_read_thread();

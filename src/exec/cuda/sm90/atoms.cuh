@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <cutlass/arch/reg_reconfig.h>
+#include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
@@ -71,6 +72,10 @@ struct RingPosition {
 };
 
 // --- TMA ---
+
+// True for one thread of a whole warp, always the same. The compiler then issues TMA instructions once; under any other
+// condition it loops over the threads that may be active, which takes longer than the rest of a load.
+__device__ __forceinline__ bool elect_thread() { return cute::elect_one_sync() != 0; }
 
 // The default L2 policy, as a cache hint (createpolicy's "evict_normal").
 inline constexpr std::uint64_t kEvictNormal = 0x1000000000000000ull;

@@ -11,11 +11,11 @@ endif()
 
 set(mkernel_cuda_arch 90a)  # Hopper with its own features: TMA, wgmma
 
-# Sets `out` to why this nvcc is of no use, or to nothing. An nvcc may be too old for the architecture or for C++20, or
-# refuse the host compiler; CMake would take each as fatal, and the CPU part needs none of it.
+# Sets `out` to why this nvcc is of no use, or to nothing. An nvcc may be too old for the architecture, for C++20 or for
+# the fences that we use, or refuse the host compiler; CMake would take each as fatal, and the CPU part needs none of it.
 function(mkernel_probe_nvcc nvcc out)
   set(source "${PROJECT_BINARY_DIR}/nvcc_probe/probe.cu")
-  file(WRITE "${source}" "#include <concepts>\ntemplate <std::integral T>\n__global__ void f(T* x) { *x = 1; }\n\
+  file(WRITE "${source}" "#include <concepts>\ntemplate <std::integral T>\n__global__ void f(T* x) { asm volatile(\"fence.acquire.sys;\"); *x = 1; }\n\
 template __global__ void f<int>(int*);\n")
   set(host_compiler "${CMAKE_CUDA_HOST_COMPILER}")
   if(NOT host_compiler)
@@ -31,7 +31,7 @@ template __global__ void f<int>(int*);\n")
     set(${out} "" PARENT_SCOPE)
   else()
     string(REGEX REPLACE "\n.*" "" first_line "${output}")
-    set(${out} "${nvcc} cannot build for sm_${mkernel_cuda_arch} in C++20: ${status} ${first_line}" PARENT_SCOPE)
+    set(${out} "${nvcc} cannot build for sm_${mkernel_cuda_arch} in C++20 with PTX 8.6: ${status} ${first_line}" PARENT_SCOPE)
   endif()
 endfunction()
 

@@ -39,14 +39,15 @@ TITLES = {
 EXPLANATIONS = {
     "gemm_core": """C (M × N) = A (M × K) · B (K × N) against cublasGemmEx and against the best of the algorithms that
 cublasLt's heuristic names, which are compared first. Blocks of at least 10 ms of back-to-back launches in CUDA graphs,
-seven rounds, inputs in turns so that the L2 cache does not hold them. Every product is compared with cuBLAS' before and
+paired rounds, inputs in turns so that the L2 cache does not hold them. Every product is compared with cuBLAS' before and
 after it is timed.
 
-What is between us and the floor, as far as a trial with another kernel before this one showed it: at K ≥ 4096 the tensor
-cores are busy nearly all the time and the card's power decides the clock (1.24 to 1.40 GHz instead of 1.98), so that
-energy per FLOP is what is left. With small K the serial chain at the end of each tile counts (drain, pack, store, first
-loads of the next), and with few tiles launch, latency and the last, incomplete wave. Row pitches that are not multiples of 16 bytes (N or K no multiple of 8) cost a copy of that
-matrix, which is part of our time.""",
+What is between us and the floor. At K ≥ 4096 the card's power decides the clock (1.24 to 1.40 GHz instead of 1.98), so
+that energy per FLOP is what is left. With few tiles it is the fixed time of a launch: about 2.5 µs until the first load
+(ticket, task row, flags: three trips to the L2 cache one after the other), 1.5 µs for the last tile's way out, 2 µs
+between launches; and K is not divided over CTAs, so that 4 tiles keep 4 SMs busy. Tiles of 64 rows read as many bytes per
+product as the way from the L2 cache carries. Where N is no multiple of 8, C is written element by element; where N or K
+is none, that matrix is copied first, which is part of our time.""",
     "virtual_cluster": """All ranks on one GPU, each in a green context with SMs of its own, the network by a wire behind a link model.
 *Sequential* is cuBLAS, then the same communication without GEMM; *chunked* is cuBLAS on four row chunks, each followed
 by its communication on a second stream beside the next chunk, the better of 2 and 4 SMs for it. Same contexts, same
@@ -54,17 +55,21 @@ wire, one process; mean over the ranks of back-to-back calls. *Alone* is the lar
 communication alone: what perfect overlap would take. *Wire* is bytes / rate + latency. The network is scaled (50 GB/s
 times the rank's share of the SMs) or balanced (as slow as the GEMM alone).
 
-What is between us and *alone*, as far as a trial with another kernel before this one showed it: SMs that reduce do not multiply (about 190 / K of the GEMM's time, whatever their
-number), the first tile before which nothing can be sent, the last tile whose way through reduction and network nothing
-hides, and the power that communication takes from the GEMM. The memory of one GPU stands for that of all ranks.""",
+What is between us and *alone*: SMs that move do not multiply (2 of 16 are 12 %), the first tile before which nothing can
+be sent, the last tile whose way through reduction and network nothing hides (about 80 µs), and the power that
+communication takes from the GEMM's clock. AllGather + GEMM loses more: beside the copies a tile takes 10 to 30 % more
+cycles than alone, and why is not known. The memory of one GPU stands for that of all ranks.""",
     "small": """As above with the sizes of decoding: M = 1 to 2048. Launches, flags and latencies decide here, not FLOPs. Calls are
 launched ahead behind other work, so that the host's launch times stay outside; where launching one call takes as long
-as the call, the row says nothing (`host_us` in the detail).""",
+as the call, the row says nothing (`host_us` in the detail).
+
+At M ≤ 128 GEMM + ReduceScatter and AllGather + GEMM are slower than cuBLAS and communication in turn: each rank's rows
+are tiles of their own, 2 to 16 rows of 64, and each of them reads all of B again.""",
 }
 
 COLUMNS = {
-    "core": ["shape", "B", "baseline", "ours µs", "baseline µs", "ratio", "spread", "floor µs", "ours / floor", "tile"],
-    "cluster": ["operator", "topology", "shape", "link", "baseline", "fused µs", "baseline µs", "ratio", "spread",
+    "core": ["shape", "B", "baseline", "ours µs", "baseline µs", "ratio", "rounds", "spread", "floor µs", "ours / floor", "tile"],
+    "cluster": ["operator", "topology", "shape", "link", "baseline", "fused µs", "baseline µs", "ratio", "rounds", "spread",
                 "alone µs", "fused / alone", "wire µs", "floor µs", "SMs (compute, other)"],
     "other": ["operator", "topology", "shape", "baseline", "ours", "baseline value", "unit", "ratio", "spread", "floor"],
 }
@@ -142,11 +147,16 @@ def quotient(a, b):
     return f"{a / b:.2f}" if a and b else ""
 
 
+def rounds(row):
+    """How many pairs the ratio is the median of: one has no spread."""
+    return str(len(detail(row, "ratios", default=[])) or "")
+
+
 def core_line(row):
     floor = floor_us(row)
     tiling = detail(row, "tiling", default={})
     return [row["shape"].replace("x", " × "), detail(row, "b", default=""), row["baseline_name"], us(row["ours"]),
-            us(row["baseline"]), f"{row['ratio']:.3f}", f"{row['spread']:.3f}", us(floor), quotient(row["ours"], floor),
+            us(row["baseline"]), f"{row['ratio']:.3f}", rounds(row), f"{row['spread']:.3f}", us(floor), quotient(row["ours"], floor),
             f"{tiling.get('bm', '')}×{tiling.get('bn', '')}"]
 
 
@@ -156,7 +166,8 @@ def cluster_line(row):
     link = detail(row, "link", "rule", default="")
     rate = detail(row, "link", "gigabytes_per_s", default=0)
     return [row["op"], row["topology"], row["shape"].replace("x", " × "), f"{link} ({rate:.1f} GB/s)" if rate else link,
-            row["baseline_name"], us(row["ours"]), us(row["baseline"]), f"{row['ratio']:.2f}", f"{row['spread']:.3f}",
+            row["baseline_name"], us(row["ours"]), us(row["baseline"]), f"{row['ratio']:.2f}", rounds(row),
+            f"{row['spread']:.3f}",
             us(row["floor"]), quotient(row["ours"], row["floor"]), us(detail(row, "wire_us")), us(floor_us(row)),
             f"{partition.get('compute', '')}, {movers}"]
 

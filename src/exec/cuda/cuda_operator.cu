@@ -278,7 +278,9 @@ Result<CudaOperatorImpl::Launch> CudaOperatorImpl::prepare(std::int32_t r, const
   Launch launch;
   std::memset(static_cast<void*>(&launch.call.a), 0, sizeof(CUtensorMap));
   launch.call.rank = self.device;
-  launch.call.k = plan().gemm_k(r);
+  // Tiles without elements multiply nothing: a matrix without elements has no description for TMA.
+  const bool empty = plan().spec().m == 0 || arguments.b.cols == 0;
+  launch.call.k = empty ? 0 : plan().gemm_k(r);
   launch.call.compute_ctas = partition_.compute;
   launch.call.parts = parts;
   for (int parity = 0; parity < 2; ++parity) {

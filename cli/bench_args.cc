@@ -13,7 +13,7 @@
 namespace mkernel::cli {
 namespace {
 
-constexpr std::array<std::string_view, 3> kSuites = {"gemm_core", "virtual_cluster", "small"};
+constexpr std::array<std::string_view, 4> kSuites = {"gemm_core", "virtual_cluster", "small", "sim_vs_measured"};
 constexpr std::int64_t kMaxRanks = 65536;
 constexpr std::int64_t kMaxSms = 1024;
 constexpr std::int64_t kMaxTile = 1024;
@@ -27,17 +27,31 @@ struct Limited {
   bool op;
   bool core_suite;
   bool cluster_suite;
+  bool simulated_suite = false;
 };
 constexpr Limited kLimited[] = {
-    {"--m", true, true, false, false},          {"--n", true, true, false, false},
-    {"--k", true, true, false, false},          {"--nodes", false, true, false, false},
-    {"--gpus", false, true, false, false},      {"--dtype", true, true, true, true},
-    {"--transposed", true, false, true, false}, {"--fp32-partials", false, true, false, true},
-    {"--bm", true, true, true, true},           {"--bn", true, true, true, true},
-    {"--band", true, true, true, true},         {"--chunk-tiles", false, true, false, true},
-    {"--chunk-rows", false, true, false, true}, {"--sms", false, true, false, true},
-    {"--partition", false, true, false, false}, {"--sweep-partition", false, true, false, true},
-    {"--link", false, true, false, false},      {"--filter", false, false, true, true},
+    {"--m", true, true, false, false},
+    {"--n", true, true, false, false},
+    {"--k", true, true, false, false},
+    {"--nodes", false, true, false, false},
+    {"--gpus", false, true, false, false},
+    {"--dtype", true, true, true, true},
+    {"--transposed", true, false, true, false},
+    {"--fp32-partials", false, true, false, true},
+    {"--bm", true, true, true, true},
+    {"--bn", true, true, true, true},
+    {"--band", true, true, true, true},
+    {"--chunk-tiles", false, true, false, true},
+    {"--chunk-rows", false, true, false, true},
+    {"--sms", false, true, false, true},
+    {"--partition", false, true, false, false},
+    {"--sweep-partition", false, true, false, true},
+    {"--link", false, true, false, false},
+    {"--filter", false, false, true, true, true},
+    {"--rounds", true, true, true, true},
+    {"--block-ms", true, true, true, true},
+    {"--measured", false, false, false, false, true},
+    {"--calibrate", false, false, false, false, true},
 };
 
 std::string quoted_command(std::span<const std::string> args) {
@@ -53,7 +67,10 @@ Status check_form(const OptionSet& options, const BenchArgs& bench) {
   const bool suite = bench.what == BenchArgs::What::kSuite;
   const bool core = bench.what == BenchArgs::What::kGemmCore || bench.suite == "gemm_core";
   for (const Limited& limited : kLimited) {
-    const bool taken = suite ? (core ? limited.core_suite : limited.cluster_suite) : core ? limited.core : limited.op;
+    const bool of_suite = bench.suite == "sim_vs_measured" ? limited.simulated_suite
+                          : core                           ? limited.core_suite
+                                                           : limited.cluster_suite;
+    const bool taken = suite ? of_suite : core ? limited.core : limited.op;
     if (taken || !options.given(limited.option)) continue;
     const std::string form = suite  ? fmt::format("mkernel bench suite {}", bench.suite)
                              : core ? "mkernel bench gemm_core"
@@ -129,6 +146,11 @@ void add_options(OptionSet& options, BenchArgs& bench) {
                   bench.filter = text;
                   return Ok{};
                 });
+  options.value("--measured", "FILE",
+                "sim_vs_measured: rows of the suite virtual_cluster [bench/results/virtual_cluster-h200.json]",
+                path_into("--measured", bench.measured));
+  options.flag("--calibrate", "sim_vs_measured: fits the preset h200-virtual to every second case first",
+               &bench.calibrate);
   options.group("what is shown");
   options.value("--json", "FILE", "adds rows to the JSON array in FILE", path_into("--json", bench.json));
   options.value("--commit", "HASH", "for the rows [MKERNEL_COMMIT, else unknown]",
@@ -163,10 +185,11 @@ Result<Command> parse_bench(std::span<const std::string> args) {
   bench.command = quoted_command(args);
   OptionSet options(
       "mkernel bench gemm_core [options]\n       mkernel bench OP [options]\n"
-      "       mkernel bench suite gemm_core|virtual_cluster|small [options]",
+      "       mkernel bench suite gemm_core|virtual_cluster|small|sim_vs_measured [options]",
       "Measures on a Hopper GPU. gemm_core: the kernel alone on a whole GPU against cublasGemmEx and the best of\n"
       "cublasLt. OP: a virtual cluster on one GPU, fused against cuBLAS followed by communication, and against cuBLAS\n"
-      "in chunks overlapped with communication. Results are checked first; ratios are of paired times.");
+      "in chunks overlapped with communication. Results are checked first; ratios are of paired times.\n"
+      "sim_vs_measured needs no GPU: the simulator against results that are there.");
   options.positional("OP",
                      "gemm_core, all_gather_gemm (ag_gemm), gemm_reduce_scatter (gemm_rs),\n"
                      "gemm_all_reduce (gemm_ar), or suite",

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "bench/cluster_cases.h"
 #include "bench/gemm_core.h"
 #include "bench/result_rows.h"
+#include "bench/sim_vs_measured.h"
 #include "bench/virtual_cluster.h"
 #include "cli/commands.h"
 
@@ -34,7 +36,8 @@ class BenchSession {
 
   ExitCode run() {
     const bool core = args_.what == BenchArgs::What::kGemmCore || args_.suite == "gemm_core";
-    const Status status = core ? run_core() : run_clusters();
+    const bool simulated = args_.suite == "sim_vs_measured";
+    const Status status = core ? run_core() : simulated ? run_simulated() : run_clusters();
     if (!status) return console_.fail(status.error());
     return worst_;
   }
@@ -171,6 +174,47 @@ class BenchSession {
       out << fmt::format(", {} / fused {:.3f}", comparison->baseline, bench::summarise(comparison->ratios).median);
     }
     out << "\n" << std::flush;
+  }
+
+  // --- the simulator, on any machine ---
+
+  Result<std::vector<bench::MeasuredCase>> measured_cases() const {
+    std::ifstream file(args_.measured);
+    if (!file) return bad_argument(fmt::format("--measured is {}: it cannot be read", quote(args_.measured.string())));
+    const auto json = nlohmann::ordered_json::parse(file, nullptr, false);
+    Result<std::vector<bench::MeasuredCase>> cases = bench::read_measured(json);
+    if (cases) return cases;
+    return bad_argument(fmt::format("--measured is {}: {}", quote(args_.measured.string()), cases.error().message));
+  }
+
+  Status run_simulated() {
+    const Result<std::vector<bench::MeasuredCase>> cases = measured_cases();
+    if (!cases) return cases.error();
+    Result<CostModel> cost = find_preset("h200-virtual");
+    if (args_.calibrate) {
+      cost = bench::calibrate(*cases, *cost);
+      if (!cost) return cost.error();
+      console_.out() << fmt::format(
+          "calibrated: gemm_efficiency {:.3f}, tile_ns {}, gathered_tile {:.3f}, sm_bytes_per_ns {:.1f}, move_ns {}, "
+          "record_ns {}, wire_bytes_per_ns {:.0f}\n",
+          cost->gemm_efficiency, cost->tile_ns, cost->gathered_tile, cost->sm_bytes_per_ns, cost->move_ns,
+          cost->record_ns, cost->wire_bytes_per_ns);
+    }
+    for (const bench::MeasuredCase& measured : *cases) {
+      const bench::Row& from = measured.row;
+      const std::string name =
+          fmt::format("{} {} {} {}", from.op, from.topology, from.shape, from.detail["link"].value("rule", ""));
+      if (!wanted(name)) continue;
+      const Result<double> us = bench::simulated_us(measured, *cost);
+      if (!us) return us.error();
+      const bench::Row row = bench::simulated_row(measured, *us);
+      console_.out() << fmt::format("{:<56} measured {:>8.1f} us, simulated {:>8.1f} us, {:+5.1f} %  {}\n", name,
+                                    row.ours, row.baseline, 100 * (row.ratio - 1),
+                                    row.detail["half"].get<std::string>());
+      origin_ = {measured.origin.machine, args_.commit, args_.command, bench::utc_now()};
+      rows_.push_back(bench::to_json(row, origin_));
+    }
+    return save();
   }
 
   // --- common ---

@@ -24,13 +24,32 @@ CostModel efa() {
   return cost;
 }
 
+// Ranks in green contexts of one H200, as `mkernel bench` measures them: give --sms, the SMs of a rank. Fitted to every
+// second case of bench/results/virtual_cluster-h200.json by `mkernel bench suite sim_vs_measured --calibrate`;
+// docs/performance.md shows what it predicts of the others.
+CostModel virtual_cluster() {
+  CostModel cost;
+  cost.nvlink_bytes_per_ns = 1e6;  // the GPU's memory
+  cost.gemm_efficiency = 0.716;
+  cost.tile_ns = 1623;
+  cost.gathered_tile = 1.377;
+  cost.sm_bytes_per_ns = 82.4;
+  cost.move_ns = 1833;
+  cost.record_ns = 2220;
+  cost.wire_bytes_per_ns = 114;
+  cost.net_bytes_per_ns = 6.06;  // 16 SMs' share of 50 GB/s
+  cost.net_ns = 5000;
+  return cost;
+}
+
 }  // namespace
 
-std::vector<std::string_view> preset_names() { return {"h200x8-ib", "h200x8-efa"}; }
+std::vector<std::string_view> preset_names() { return {"h200x8-ib", "h200x8-efa", "h200-virtual"}; }
 
 Result<CostModel> find_preset(std::string_view name) {
   if (name == "h200x8-ib") return infiniband();
   if (name == "h200x8-efa") return efa();
+  if (name == "h200-virtual") return virtual_cluster();
   return bad_argument(fmt::format("preset '{}' is not known: take one of {}", name, fmt::join(preset_names(), ", ")));
 }
 

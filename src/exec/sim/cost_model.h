@@ -15,6 +15,7 @@ struct CostModel {
   double gemm_flops_per_ns = 990e3;  // of the whole GPU, at peak
   double gemm_efficiency = 0.68;     // of the peak, in the main loop
   Nanos tile_ns = 700;               // fixed cost of a GEMM tile: prologue and what the epilogue leaves exposed
+  double gathered_tile = 1;          // factor on the rest of a tile's time where A came from other GPUs
   double sm_bytes_per_ns = 79;       // read + written by one SM that reduces or copies
   Nanos move_ns = 600;               // fixed cost of a reduce or copy task
   double nvlink_bytes_per_ns = 450;  // per GPU and direction
@@ -22,6 +23,7 @@ struct CostModel {
   Nanos own_flag_ns = 400;           // a flag raised and seen on the same GPU
   Nanos record_ns = 1350;            // from a record's store to the proxy that reads it, and from host to GPU
   double net_bytes_per_ns = 50;      // per GPU and direction
+  double wire_bytes_per_ns = 0;      // all ranks together, where one GPU stands for them; 0: no bound
   Nanos net_ns = 2000;               // one way, first byte
   Nanos post_ns = 150;               // of the proxy, per network write
   bool unordered = false;            // writes overtake each other; arrivals are counted
@@ -32,7 +34,7 @@ struct CostModel {
   }
 };
 
-// "h200x8-ib" or "h200x8-efa". Errors: kBadArgument, names those that exist.
+// "h200x8-ib", "h200x8-efa" or "h200-virtual". Errors: kBadArgument, names those that exist.
 Result<CostModel> find_preset(std::string_view name);
 std::vector<std::string_view> preset_names();
 

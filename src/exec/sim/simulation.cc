@@ -76,6 +76,7 @@ Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* co
 
   LinkModel link;
   link.bytes_per_ns = cost_.net_bytes_per_ns;
+  if (cost_.wire_bytes_per_ns > 0) link.bytes_per_ns = std::min(link.bytes_per_ns, cost_.wire_bytes_per_ns / world_);
   link.latency_ns = cost_.net_ns;
   link.unordered = cost_.unordered || inject.net_pieces > 0;
   link.pieces = std::max(1, inject.net_pieces);

@@ -238,7 +238,9 @@ Nanos Simulation::duration(const Operator& op, std::int32_t rank, const Task& ta
     // A wgmma instruction takes 64 rows and a multiple of 8 columns, however few are wanted.
     const double flops = 2.0 * static_cast<double>(round_up(task.block.rows, 64)) *
                          static_cast<double>(round_up(task.block.cols, 8)) * static_cast<double>(op.plan.gemm_k(rank));
-    ns = static_cast<double>(cost_.tile_ns) + flops * cost_.sms / (cost_.gemm_flops_per_ns * cost_.gemm_efficiency);
+    const double factor = task.src == Buffer::kGather ? cost_.gathered_tile : 1;
+    ns = static_cast<double>(cost_.tile_ns) +
+         factor * flops * cost_.sms / (cost_.gemm_flops_per_ns * cost_.gemm_efficiency);
   } else {
     std::int64_t bytes = 0;
     std::int64_t from_peers = 0;

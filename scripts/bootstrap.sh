@@ -4,7 +4,7 @@
 set -euo pipefail
 
 packages=(build-essential g++ cmake ninja-build libeigen3-dev libcli11-dev libfmt-dev nlohmann-json3-dev
-  libgtest-dev "$@")
+  libgtest-dev pkg-config libfabric-dev "$@")
 
 is_installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
 
@@ -26,6 +26,8 @@ is_usable() {
     libfmt-dev) has_header fmt/format.h ;;
     nlohmann-json3-dev) has_header nlohmann/json.hpp ;;
     libgtest-dev) has_header gtest/gtest.h ;;
+    pkg-config) pkg-config --version >/dev/null 2>&1 ;;
+    libfabric-dev) has_header rdma/fabric.h ;;
     clang) clang++ --version >/dev/null 2>&1 ;;
     libclang-rt-dev) [[ -e $(clang++ -print-file-name="libclang_rt.fuzzer-$(uname -m).a" 2>/dev/null) ]] ;;
     *) command -v "$1" >/dev/null ;;

@@ -1,4 +1,5 @@
-// The transport contract, through rings and proxies, for every kind of network that the local transport models.
+// The transport contract, through rings and proxies, for every kind of network that the local transport models, and for
+// libfabric's tcp on the loopback.
 #include <gtest/gtest.h>
 
 #include "net/test_world.h"
@@ -11,12 +12,18 @@ constexpr std::uint64_t kTwo32 = std::uint64_t{1} << 32;
 struct NetworkCase {
   const char* name;
   LinkModel link;
+  int fabric_pieces = 0;  // see TestWorldOptions
 };
 
 class ContractTest : public testing::TestWithParam<std::tuple<NetworkCase, std::uint32_t>> {
  protected:
+  void SetUp() override {
+    if (std::get<0>(GetParam()).fabric_pieces == 0) return;
+    if (const std::string obstacle = fabric_obstacle(); !obstacle.empty()) GTEST_SKIP() << obstacle;
+  }
   TestWorldOptions options() const {
     TestWorldOptions options;
+    options.fabric_pieces = std::get<0>(GetParam()).fabric_pieces;
     options.link = std::get<0>(GetParam()).link;
     options.ring_depth = std::get<1>(GetParam());
     return options;
@@ -30,7 +37,9 @@ INSTANTIATE_TEST_SUITE_P(Networks, ContractTest,
                                                           NetworkCase{"unordered1", unordered_link(1)},
                                                           NetworkCase{"unordered2", unordered_link(2)},
                                                           NetworkCase{"unordered3", unordered_link(3)},
-                                                          NetworkCase{"unordered4", unordered_link(4)}),
+                                                          NetworkCase{"unordered4", unordered_link(4)},
+                                                          NetworkCase{"tcp1", LinkModel{}, 1},
+                                                          NetworkCase{"tcp3", LinkModel{}, 3}),
                                           testing::Values(1u, 2u, 4u, 256u)),
                          [](const auto& param_info) {
                            return std::string(std::get<0>(param_info.param).name) + "_depth" +
@@ -64,6 +73,9 @@ TEST_P(ContractTest, NothingIsLostWhenOnePostInAHundredFails) {
   TestWorldOptions flaky = options();
   flaky.link.again_probability = 0.01;
   TestWorld world(source.plan().topo(), flaky);
+  for (std::int32_t rank = 0; world.over_fabric() && rank < world.topo().world(); ++rank) {
+    world.endpoint(rank).fails = [](std::int64_t call, const Put&) { return call % 100 == 7; };
+  }
   world.add_operator(0, source);
   world.run_epochs(0, 1, 6);
   expect_all_delivered(world);

@@ -47,7 +47,7 @@ struct Processes {
 };
 
 // What mpirun, torchrun or srun have told this process, or MKERNEL_RANK, MKERNEL_SIZE, MKERNEL_JOB, MKERNEL_ADDRESS,
-// MKERNEL_INTERFACE and MKERNEL_PROVIDER, which come before them; docs/cluster.md. Without any of them, and when they
+// MKERNEL_INTERFACE, MKERNEL_PROVIDER and MKERNEL_START_S, which come before them; docs/cluster.md. Without any of them, and when they
 // speak of one process only, all ranks are in this process. Errors: kBadArgument.
 Result<Processes> processes_from_environment();
 

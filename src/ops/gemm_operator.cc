@@ -214,9 +214,11 @@ Result<RunReport> Operator::Impl::run_processes(const GemmArguments& arguments, 
     if (status.ok()) status = waited;
   }
   if (!status.ok()) return status.error();
+  // Our call may be complete while a put of ours, which others wait for, has yet to be posted.
+  if (Status ended = group.confirm("end: " + what, Ok{}); !ended.ok()) return ended.error();
   const std::int64_t sent = (endpoint != nullptr ? endpoint->bytes_sent(host->number()) : 0) - sent_before;
   const Result<std::vector<std::vector<std::int64_t>>> all =
-      group.gather("end: " + what, {log->end_ns[static_cast<std::size_t>(group.rank())] - begin, log->tasks.load(), sent});
+      group.gather("report: " + what, {log->end_ns[static_cast<std::size_t>(group.rank())] - begin, log->tasks.load(), sent});
   if (!all.ok()) return all.error();
   RunReport report = new_report();
   for (const std::vector<std::int64_t>& numbers : *all) {

@@ -20,15 +20,17 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint32_t kProtocolVersion = 1;
 constexpr std::size_t kMaxHello = 4096;
-constexpr std::size_t kMaxStrangers = 256;  // connections that have not yet said who they are
+constexpr std::size_t kMaxStrangers = 256;               // connections that have not yet said who they are
 constexpr auto kIntroduction = std::chrono::seconds(5);  // in which they must
+constexpr auto kAnswer = std::chrono::seconds(3);        // in which rank 0 must answer; whoever does not is another
 constexpr auto kRetryPause = std::chrono::milliseconds(20);
 constexpr auto kBeatPause = std::chrono::milliseconds(500);
 constexpr auto kFarewell = std::chrono::seconds(1);  // for what is still to be written when a process leaves
 constexpr int kConnectMs = 2000;
 
 Clock::time_point after(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e8)));
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e8)));
 }
 
 int milliseconds_until(Clock::time_point end) {
@@ -112,16 +114,25 @@ Status Bootstrap::wait_for_all(const MeetingPoint& point) {
     return "";
   };
 
+  // Ends the wait of those who are in.
+  const auto give_up = [&](ErrorKind kind, const std::string& text) {
+    const std::string payload = PacketWriter().number(static_cast<std::uint32_t>(kind)).text(text).bytes();
+    for (Peer& peer : joined) {
+      if (peer.socket.open()) write_small(peer.socket, FrameType::kFailure, payload);
+    }
+    return Error{kind, text};
+  };
+
   while (missing > 0) {
     if (Clock::now() >= end) {
       std::vector<int> absent;
       for (int rank = 1; rank < options_.size; ++rank) {
         if (!joined[static_cast<std::size_t>(rank)].socket.open()) absent.push_back(rank);
       }
-      return Error{ErrorKind::kTimeout,
-                   fmt::format("rank 0 waited {:g} s at {} and rank{} {} of {} did not come{}", options_.start_s,
-                               point.text(), absent.size() == 1 ? "" : "s", fmt::join(absent, ", "), options_.size,
-                               last_refusal.empty() ? "" : " (somebody was turned away: " + last_refusal + ")")};
+      return give_up(ErrorKind::kTimeout,
+                     fmt::format("rank 0 waited {:g} s at {} and rank{} {} of {} did not come{}", options_.start_s,
+                                 point.text(), absent.size() == 1 ? "" : "s", fmt::join(absent, ", "), options_.size,
+                                 last_refusal.empty() ? "" : " (somebody was turned away: " + last_refusal + ")"));
     }
     std::vector<pollfd> entries = {{listener->fd(), POLLIN, 0}};
     for (const Stranger& stranger : strangers) entries.push_back({stranger.socket.fd(), POLLIN, 0});
@@ -133,11 +144,8 @@ Status Bootstrap::wait_for_all(const MeetingPoint& point) {
       std::string ignored;
       // Nobody who was let in has anything to say yet, so all that can come is the end.
       if (!peer.socket.open() || (read_some(peer.socket, ignored) && ignored.empty())) continue;
-      const std::string text = fmt::format("rank {} died while the world was starting", peer.rank);
-      for (Peer& other : joined) {
-        if (other.socket.open() && other.rank != peer.rank) write_small(other.socket, FrameType::kRefused, PacketWriter().text(text).bytes());
-      }
-      return Error{ErrorKind::kPeerLost, text};
+      peer.socket.close();
+      return give_up(ErrorKind::kPeerLost, fmt::format("rank {} died while the world was starting", peer.rank));
     }
     for (std::size_t i = 0; i < strangers.size();) {
       Stranger& stranger = strangers[i];
@@ -197,7 +205,7 @@ Status Bootstrap::find_rank_0(const MeetingPoint& point) {
     }
     if (!write_small(socket, FrameType::kHello, hello)) continue;
     FrameParser parser(max_payload());
-    Clock::time_point until = std::min(end, Clock::now() + kIntroduction);
+    Clock::time_point until = std::min(end, Clock::now() + kAnswer);
     bool gone = false;
     while (!gone && Clock::now() < until) {
       pollfd entry = {socket.fd(), POLLIN, 0};
@@ -210,7 +218,13 @@ Status Bootstrap::find_rank_0(const MeetingPoint& point) {
           why = "it was turned away: " + PacketReader(frame->payload).text();
           gone = true;
         } else if (frame->type == FrameType::kAccepted) {
-          until = end;
+          // Rank 0 knows who is missing, so it is the first to give up.
+          until = end + kFarewell;
+          why = "it was there, and then fell silent";
+        } else if (frame->type == FrameType::kFailure) {
+          PacketReader reader(frame->payload);
+          const std::uint32_t kind = std::min(reader.number(), static_cast<std::uint32_t>(ErrorKind::kUnsupported));
+          return Error{static_cast<ErrorKind>(kind), reader.text()};
         } else if (frame->type == FrameType::kWelcome) {
           Peer root;
           root.rank = 0;
@@ -222,6 +236,9 @@ Status Bootstrap::find_rank_0(const MeetingPoint& point) {
         }
       }
       gone = gone || parser.broken();
+    }
+    if (until > end) {
+      return Error{ErrorKind::kPeerLost, "rank 0 died while the world was starting"};
     }
     std::this_thread::sleep_for(kRetryPause);
   }
@@ -288,9 +305,10 @@ Result<std::vector<std::string>> Bootstrap::exchange(const std::string& label, c
     if (!gathers_[number].texts[static_cast<std::size_t>(rank)]) absent.push_back(rank);
   }
   const Error error{ErrorKind::kTimeout,
-                    absent.empty() ? fmt::format("rank {} waited {:g} s for rank 0 to {}", options_.rank, deadline_s, label)
-                                   : fmt::format("rank 0 waited {:g} s for rank{} {} to {}", deadline_s,
-                                                 absent.size() == 1 ? "" : "s", fmt::join(absent, ", "), label)};
+                    absent.empty()
+                        ? fmt::format("rank {} waited {:g} s for rank 0 to {}", options_.rank, deadline_s, label)
+                        : fmt::format("rank 0 waited {:g} s for rank{} {} to {}", deadline_s,
+                                      absent.size() == 1 ? "" : "s", fmt::join(absent, ", "), label)};
   fail(error, options_.rank);
   lock.unlock();
   poke();
@@ -428,8 +446,10 @@ Error Bootstrap::has_left(const Peer& peer) {
 void Bootstrap::fail(const Error& error, std::int32_t told_by) {
   if (failure_) return;
   failure_ = error;
-  const std::string payload =
-      PacketWriter().number(static_cast<std::uint32_t>(error.kind)).text(error.message.substr(0, kMaxTextBytes)).bytes();
+  const std::string payload = PacketWriter()
+                                  .number(static_cast<std::uint32_t>(error.kind))
+                                  .text(error.message.substr(0, kMaxTextBytes))
+                                  .bytes();
   for (Peer& peer : peers_) {
     if (peer.rank != told_by) send(peer, FrameType::kFailure, payload);
   }
@@ -466,10 +486,11 @@ void Bootstrap::finish_gather(std::uint32_t number) {
     texts.push_back(reader.text());
     if (rank == 0) first_label = label;
     if (!reader.complete() || label != first_label) {
-      return fail({ErrorKind::kAborted, fmt::format("rank {} wants to {}, but rank 0 wants to {}: all ranks must do the "
-                                                    "same in the same order",
-                                                    rank, label, first_label)},
-                  0);
+      return fail(
+          {ErrorKind::kAborted, fmt::format("rank {} wants to {}, but rank 0 wants to {}: all ranks must do the "
+                                            "same in the same order",
+                                            rank, label, first_label)},
+          0);
     }
     all.text(texts.back());
   }

@@ -1,8 +1,8 @@
 // How the processes of a world find each other, agree, and notice that one has died.
 //
-// Rank 0 listens, all others connect to it, and these connections stay open: a process that dies closes its own, whatever
-// killed it, and rank 0 tells the rest. A host that vanishes without a word is noticed by missing signs of life. One
-// thread per process, the watch, does all reading and writing.
+// Rank 0 listens, all others connect to it, and these connections stay open: a process that dies closes its own,
+// whatever killed it, and rank 0 tells the rest. A host that vanishes without a word is noticed by missing signs of
+// life. One thread per process, the watch, does all reading and writing.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -101,8 +101,8 @@ class Bootstrap {
   std::condition_variable changed_;
   OnFailure on_failure_;
   std::optional<Error> failure_;
-  std::map<std::uint32_t, Gather> gathers_;                                   // rank 0: not complete yet
-  std::map<std::uint32_t, std::vector<std::string>> gathered_;                // complete, not yet taken
+  std::map<std::uint32_t, Gather> gathers_;                     // rank 0: not complete yet
+  std::map<std::uint32_t, std::vector<std::string>> gathered_;  // complete, not yet taken
   std::uint32_t next_gather_ = 0;
   bool exchanging_ = false;  // a thread of this process waits in exchange()
   bool stop_ = false;

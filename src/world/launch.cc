@@ -77,9 +77,10 @@ Result<std::string> address_of(const Environment& environment, const std::string
     const std::string host = first_slurm_host(text_of(environment, "SLURM_STEP_NODELIST"));
     if (!host.empty()) return host;
   }
-  return bad_argument(fmt::format("{} started processes on several hosts and does not say where rank 0 is: set "
-                                  "MKERNEL_ADDRESS to its host (mpirun -x MKERNEL_ADDRESS=HOST)",
-                                  launcher));
+  return bad_argument(
+      fmt::format("{} started processes on several hosts and does not say where rank 0 is: set "
+                  "MKERNEL_ADDRESS to its host (mpirun -x MKERNEL_ADDRESS=HOST)",
+                  launcher));
 }
 
 }  // namespace
@@ -119,6 +120,11 @@ Result<Processes> processes_from(const Environment& environment) {
       processes.address = std::move(address).value();
     }
     processes.interface = text_of(environment, "MKERNEL_INTERFACE");
+    if (environment("MKERNEL_START_S") != nullptr) {
+      const Result<int> seconds = number_of(environment, "MKERNEL_START_S", 1, 1'000'000);
+      if (!seconds.ok()) return seconds.error();
+      processes.start_s = *seconds;
+    }
     if (environment("MKERNEL_PROVIDER") != nullptr) processes.provider = text_of(environment, "MKERNEL_PROVIDER");
     return processes;
   }

@@ -60,15 +60,15 @@ class PacketReader {
 };
 
 enum class FrameType : std::uint32_t {
-  kHello = 1,   // job, version, rank, size: a process asks to be let in
-  kRefused,     // text: it is not
-  kAccepted,    // it is, and waits for the others
-  kWelcome,     // all are there
-  kBeat,        // nothing but a sign of life
-  kGather,      // number, label, text: a rank's part of an exchange
-  kGathered,    // number, count, texts: all ranks' parts
-  kFailure,     // kind, text: the world has failed
-  kGoodbye,     // the sender leaves in good order
+  kHello = 1,  // job, version, rank, size: a process asks to be let in
+  kRefused,    // text: it is not
+  kAccepted,   // it is, and waits for the others
+  kWelcome,    // all are there
+  kBeat,       // nothing but a sign of life
+  kGather,     // number, label, text: a rank's part of an exchange
+  kGathered,   // number, count, texts: all ranks' parts
+  kFailure,    // kind, text: the world has failed
+  kGoodbye,    // the sender leaves in good order
 };
 inline constexpr std::uint32_t kFrameTypeEnd = static_cast<std::uint32_t>(FrameType::kGoodbye) + 1;
 
@@ -82,7 +82,9 @@ inline constexpr std::size_t kFrameHeaderBytes = 12;
 
 inline std::string encode_frame(FrameType type, std::string_view payload = {}) {
   PacketWriter writer;
-  writer.number(kFrameMagic).number(static_cast<std::uint32_t>(type)).number(static_cast<std::uint32_t>(payload.size()));
+  writer.number(kFrameMagic)
+      .number(static_cast<std::uint32_t>(type))
+      .number(static_cast<std::uint32_t>(payload.size()));
   return writer.bytes() + std::string(payload);
 }
 

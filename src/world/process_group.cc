@@ -79,10 +79,11 @@ Status ProcessGroup::share_bells() {
   for (std::int32_t rank = 0; rank < topo_.world(); ++rank) {
     const std::int32_t first = topo_.rank_of(topo_.node_of(rank), 0);
     if ((*hosts)[static_cast<std::size_t>(rank)] == (*hosts)[static_cast<std::size_t>(first)]) continue;
-    return bad_argument(fmt::format("gpus is {}, so ranks {} and {} are one node and share memory, but rank {} runs on {} "
-                                    "and rank {} on {}: take gpus 1, or as many as the launcher starts on a host",
-                                    topo_.gpus, first, rank, first, (*hosts)[static_cast<std::size_t>(first)], rank,
-                                    (*hosts)[static_cast<std::size_t>(rank)]));
+    return bad_argument(
+        fmt::format("gpus is {}, so ranks {} and {} are one node and share memory, but rank {} runs on {} "
+                    "and rank {} on {}: take gpus 1, or as many as the launcher starts on a host",
+                    topo_.gpus, first, rank, first, (*hosts)[static_cast<std::size_t>(first)], rank,
+                    (*hosts)[static_cast<std::size_t>(rank)]));
   }
   Result<std::vector<SharedBlock>> blocks =
       share_memory("share the bells", static_cast<std::int64_t>(sizeof(NodeBell)) * topo_.gpus);
@@ -183,7 +184,8 @@ Result<std::vector<std::vector<std::int64_t>>> ProcessGroup::gather(const std::s
       values.push_back(static_cast<std::int64_t>(low | std::uint64_t{reader.number()} << 32));
     }
     if (!reader.complete()) {
-      const Error error{ErrorKind::kAborted, fmt::format("rank {} sent something else than it should to {}", rank, what)};
+      const Error error{ErrorKind::kAborted,
+                        fmt::format("rank {} sent something else than it should to {}", rank, what)};
       bootstrap_->tell_failure(error);
       return error;
     }

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "mkernel/mkernel.h"
 #include "exec/host/node_bells.h"
+#include "mkernel/mkernel.h"
 #include "net/libfabric/fabric_endpoint.h"
 #include "plan/topology.h"
 #include "world/bootstrap.h"
@@ -40,7 +40,10 @@ class ProcessGroup {
 
  private:
   ProcessGroup(const WorldOptions& options, std::unique_ptr<Bootstrap> bootstrap)
-      : rank_(options.processes.rank), topo_{options.nodes, options.gpus}, deadline_s_(options.deadline_s), bootstrap_(std::move(bootstrap)) {}
+      : rank_(options.processes.rank),
+        topo_{options.nodes, options.gpus},
+        deadline_s_(options.deadline_s),
+        bootstrap_(std::move(bootstrap)) {}
   Status open_endpoint(const WorldOptions& options);
   Status share_bells();
 

@@ -144,9 +144,10 @@ Result<MeetingPoint> meeting_point(std::string_view address, std::string_view jo
   std::uint32_t number = 0;
   const char* end = port.data() + port.size();
   const auto parsed = std::from_chars(port.data() + 1, end, number);
-  if (host.empty() || port[0] != ':' || parsed.ec != std::errc() || parsed.ptr != end || number < 1 || number > 65'535) {
-    return bad_argument(
-        fmt::format("the address {} of rank 0 must be HOST, HOST:PORT or [IP6]:PORT with a port of 1 to 65535", address));
+  if (host.empty() || port[0] != ':' || parsed.ec != std::errc() || parsed.ptr != end || number < 1 ||
+      number > 65'535) {
+    return bad_argument(fmt::format(
+        "the address {} of rank 0 must be HOST, HOST:PORT or [IP6]:PORT with a port of 1 to 65535", address));
   }
   point.ports.push_back(static_cast<std::uint16_t>(number));
   return point;

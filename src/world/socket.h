@@ -31,15 +31,15 @@ class Socket {
 
 // Where rank 0 of a job may be found. All ranks derive the same list.
 struct MeetingPoint {
-  std::string host;  // empty: a unix socket of this host, without a file
-  std::string name;  // of the unix socket
+  std::string host;                  // empty: a unix socket of this host, without a file
+  std::string name;                  // of the unix socket
   std::vector<std::uint16_t> ports;  // to be tried in turn
 
   std::string text() const;
 };
 
-// `address` is "", "host", "host:port" or "[ip6]:port". Without a port, several that depend on the job's name are tried,
-// so that jobs stay out of each other's way. Errors: kBadArgument.
+// `address` is "", "host", "host:port" or "[ip6]:port". Without a port, several that depend on the job's name are
+// tried, so that jobs stay out of each other's way. Errors: kBadArgument.
 Result<MeetingPoint> meeting_point(std::string_view address, std::string_view job);
 
 // Rank 0: at the first place that is free. Errors: kIo.

@@ -54,14 +54,15 @@ Status check_processes(const WorldOptions& options) {
     return Error{ErrorKind::kUnsupported, "several processes are given: so far only Device::kHost runs over them"};
   }
   if (processes.size < 2 || processes.rank >= processes.size) {
-    return bad_argument(fmt::format("processes.rank is {} of {}: there must be at least 2, and it less than their number",
-                                    processes.rank, processes.size));
+    return bad_argument(
+        fmt::format("processes.rank is {} of {}: there must be at least 2, and it less than their number",
+                    processes.rank, processes.size));
   }
   if (std::int64_t{options.nodes} * options.gpus != processes.size) {
-    return bad_argument(fmt::format("nodes {} x gpus {} makes {} ranks, but {} processes were started: there must be as "
-                                    "many",
-                                    options.nodes, options.gpus, std::int64_t{options.nodes} * options.gpus,
-                                    processes.size));
+    return bad_argument(
+        fmt::format("nodes {} x gpus {} makes {} ranks, but {} processes were started: there must be as "
+                    "many",
+                    options.nodes, options.gpus, std::int64_t{options.nodes} * options.gpus, processes.size));
   }
   if (std::isnan(processes.start_s) || processes.start_s <= 0) {
     return bad_argument(fmt::format("processes.start_s is {}: it must be more than 0", processes.start_s));

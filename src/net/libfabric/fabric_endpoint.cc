@@ -93,7 +93,7 @@ class LibfabricEndpoint final : public FabricEndpoint {
     std::byte* data = nullptr;
     std::int64_t bytes = 0;
     Fid<fid_mr> region;
-    std::uint64_t last_epoch = 0;  // of an arrival; only the polling thread touches it
+    std::uint64_t last_epoch = 0;     // of an arrival; only the polling thread touches it
     std::vector<RemoteHeap> remotes;  // by rank
   };
   // A put in flight.
@@ -136,7 +136,7 @@ class LibfabricEndpoint final : public FabricEndpoint {
   std::uint64_t next_key_ = 1;
   std::vector<fi_addr_t> peers_;  // by rank
   std::vector<Flight> flights_;
-  std::vector<Piece> piece_contexts_;        // flight * pieces + piece
+  std::vector<Piece> piece_contexts_;  // flight * pieces + piece
   std::vector<std::int32_t> free_flights_;
   std::vector<std::int32_t> waiting_flights_;  // accepted, but not all pieces posted
   std::vector<std::int32_t> lost_flights_;     // have a piece that cannot be posted, and nobody has been told yet
@@ -218,8 +218,8 @@ Status LibfabricEndpoint::connect(std::int32_t peer, std::string_view address) {
   fi_addr_t& entry = peers_[static_cast<std::size_t>(peer)];
   const int code = fi_av_insert(peers_table_.get(), address.data(), 1, &entry, 0, nullptr);
   if (code == 1) return Ok{};
-  return Error{ErrorKind::kIo, fmt::format("the address of rank {} cannot be used: fi_av_insert says {}", peer,
-                                           error_text(code))};
+  return Error{ErrorKind::kIo,
+               fmt::format("the address of rank {} cannot be used: fi_av_insert says {}", peer, error_text(code))};
 }
 
 Result<RemoteHeap> LibfabricEndpoint::add_heap(std::uint32_t op, void* data, std::int64_t bytes,
@@ -227,8 +227,8 @@ Result<RemoteHeap> LibfabricEndpoint::add_heap(std::uint32_t op, void* data, std
   MK_CHECK_OP(op, <, kMaxOperators);
   MK_CHECK(owned_heaps_[op] == nullptr && data != nullptr && bytes > 0);
   fid_mr* region = nullptr;
-  const int code = fi_mr_reg(domain_.get(), data, static_cast<std::size_t>(bytes), kMrAccess, 0, next_key_++, 0,
-                             &region, nullptr);
+  const int code =
+      fi_mr_reg(domain_.get(), data, static_cast<std::size_t>(bytes), kMrAccess, 0, next_key_++, 0, &region, nullptr);
   if (code != 0) {
     return Error{ErrorKind::kIo,
                  fmt::format("{} bytes of workspace cannot be registered with the network: fi_mr_reg says {}", bytes,
@@ -293,8 +293,7 @@ ssize_t LibfabricEndpoint::post_piece(std::int32_t index) {
   const RemoteHeap& remote = heap.remotes[static_cast<std::size_t>(put.dst_rank)];
   const std::int64_t begin = split.begin(f.next_piece);
   const std::uint64_t data = encode(Immediate{put.op, static_cast<std::uint32_t>(put.epoch & 0xff),
-                                              static_cast<std::uint32_t>(rank_),
-                                              static_cast<std::uint64_t>(put.flag)});
+                                              static_cast<std::uint32_t>(rank_), static_cast<std::uint64_t>(put.flag)});
   Piece& piece = piece_contexts_[static_cast<std::size_t>(index) * static_cast<std::size_t>(pieces_) +
                                  static_cast<std::size_t>(f.next_piece)];
   // order: the source's bytes were written before the put's record was published, which our thread has acquired
@@ -367,8 +366,8 @@ bool LibfabricEndpoint::handle(const fi_cq_data_entry& entry, TransportEvent& ev
     epoch = full_epoch(immediate.epoch, heap->last_epoch);
     if (static_cast<std::int64_t>(epoch - heap->last_epoch) > 0) heap->last_epoch = epoch;
   }
-  // order: libfabric reports a remote write when its bytes are in memory, to the thread that reads the completion, which
-  // is the one that stamps; pairs with post_piece() on the sender.
+  // order: libfabric reports a remote write when its bytes are in memory, to the thread that reads the completion,
+  // which is the one that stamps; pairs with post_piece() on the sender.
   event = {EventKind::kArrived,
            static_cast<std::int32_t>(immediate.sender),
            0,
@@ -392,8 +391,7 @@ bool LibfabricEndpoint::handle_error(TransportEvent& event) {
   fi_cq_err_entry error = {};
   if (fi_cq_readerr(completions_.get(), &error, 0) <= 0) return false;
   std::array<char, 256> text = {};
-  const char* detail =
-      fi_cq_strerror(completions_.get(), error.prov_errno, error.err_data, text.data(), text.size());
+  const char* detail = fi_cq_strerror(completions_.get(), error.prov_errno, error.err_data, text.data(), text.size());
   last_error_ = error_text(error.err);
   if (detail != nullptr && last_error_ != detail) last_error_ += fmt::format(" ({})", detail);
   const auto* piece = static_cast<const Piece*>(error.op_context);

@@ -1,9 +1,9 @@
 // A network between processes over libfabric: one reliable datagram endpoint per rank, remote writes with immediates.
 //
-// A put becomes `pieces` remote writes, each of which carries 64 bits of completion data that name operator, epoch, flag
-// and sender. The order of delivery is left open (libfabric promises none between writes that we do not ask for): the
-// data of one write comes with its own completion only, so the receiving proxy counts a put's pieces and stamps when
-// all are there (docs/wire-protocol.md).
+// A put becomes `pieces` remote writes, each of which carries 64 bits of completion data that name operator, epoch,
+// flag and sender. The order of delivery is left open (libfabric promises none between writes that we do not ask for):
+// the data of one write comes with its own completion only, so the receiving proxy counts a put's pieces and stamps
+// when all are there (docs/wire-protocol.md).
 #pragma once
 #include <cstddef>
 #include <cstdint>

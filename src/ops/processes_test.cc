@@ -203,7 +203,7 @@ TEST_F(ProcessesTest, WorldsComeAndGoWithoutLeavingAnythingOpen) {
   };
   int before = 0;
   const std::string job = new_job();
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 8; ++round) {
     for_ranks(4, [&](int rank) {
       World world = test::make_world(options_of({2, 2}, rank, job));
       const GemmOptions gemm = test::small_tiles(Op::kGemmAllReduce, 32, 32, 32);

@@ -133,18 +133,17 @@ class ProcessesTest : public testing::Test {
   fs::path folder_;
 };
 
-TEST_F(ProcessesTest, EveryOperatorAndTopologyIsCheckedAndSaidOnceByRank0) {
-  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
-    for (const char* topology : {"", " --gpus 4", " --nodes 2"}) {
-      SCOPED_TRACE(std::string(op) + topology);
-      start(4, std::string("run ") + op + " --m 130 --n 70 --k 96 --repeat 2 --json" + topology);
-      expect_good();
-      const auto report = nlohmann::json::parse(ranks_[0].out);
-      EXPECT_EQ(report["check"]["ok"], true);
-      EXPECT_EQ(report["check"]["rows"], 130);
-      EXPECT_EQ(report["processes"], 4);
-      EXPECT_EQ(report["network"]["bytes"], report["network"]["bytes_bound"]);
-    }
+TEST_F(ProcessesTest, EveryOperatorIsCheckedAndSaidOnceByRank0) {
+  // src/ops/processes_test.cc has all of them in all topologies.
+  for (const char* what : {"ag_gemm --nodes 2", "gemm_rs", "gemm_ar --gpus 4", "gemm_ar --nodes 2"}) {
+    SCOPED_TRACE(what);
+    start(4, std::string("run ") + what + " --m 130 --n 70 --k 96 --repeat 2 --json");
+    expect_good();
+    const auto report = nlohmann::json::parse(ranks_[0].out);
+    EXPECT_EQ(report["check"]["ok"], true);
+    EXPECT_EQ(report["check"]["rows"], 130);
+    EXPECT_EQ(report["processes"], 4);
+    EXPECT_EQ(report["network"]["bytes"], report["network"]["bytes_bound"]);
   }
 }
 
@@ -257,7 +256,7 @@ TEST_F(ProcessesTest, WhoeverIsKilledWheneverIsNamedByAllOthersAtOnce) {
                {3, "run ag_gemm --m 256 --n 256 --k 256 --gpus 3"},
                {7, "run gemm_ar --m 200 --n 200 --k 200 --sms 1"}};
   for (const auto& c : cases) {
-    for (int round = 0; round < 5; ++round) {
+    for (int round = 0; round < 3; ++round) {
       SCOPED_TRACE(std::string(c.line) + ", round " + std::to_string(round));
       const std::size_t victim = random() % static_cast<std::size_t>(c.size);
       // From the first moments of the start to the middle of the runs.

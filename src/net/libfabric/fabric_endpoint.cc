@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "net/libfabric/immediate.h"
+#include "net/libfabric/library.h"
 #include "net/record.h"
 #include "plan/topology.h"
 
@@ -41,15 +42,15 @@ template <class T>
 using Fid = std::unique_ptr<T, Close>;
 
 struct FreeInfo {
-  void operator()(fi_info* info) const { fi_freeinfo(info); }
+  void operator()(fi_info* info) const { fabric_library().freeinfo(info); }
 };
 using Info = std::unique_ptr<fi_info, FreeInfo>;
 
-std::string error_text(int code) { return fi_strerror(code < 0 ? -code : code); }
+std::string error_text(int code) { return fabric_library().strerror(code < 0 ? -code : code); }
 
 // What the provider must be able to do. Null with `code` when it is not there, or cannot.
 Info find_provider(const std::string& provider, const std::string& local_address, int& code) {
-  const Info hints(fi_allocinfo());
+  const Info hints(fabric_library().dupinfo(nullptr));
   if (!hints) {
     code = -FI_ENOMEM;
     return nullptr;
@@ -61,10 +62,10 @@ Info find_provider(const std::string& provider, const std::string& local_address
   hints->domain_attr->threading = FI_THREAD_SAFE;  // heaps are registered while another thread polls
   hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
   hints->domain_attr->cq_data_size = sizeof(std::uint64_t);
-  hints->fabric_attr->prov_name = strdup(provider.c_str());  // fi_freeinfo frees it
+  hints->fabric_attr->prov_name = strdup(provider.c_str());  // freed with the hints
   fi_info* found = nullptr;
-  code = fi_getinfo(kApiVersion, local_address.empty() ? nullptr : local_address.c_str(), nullptr,
-                    local_address.empty() ? 0 : FI_SOURCE, hints.get(), &found);
+  code = fabric_library().getinfo(kApiVersion, local_address.empty() ? nullptr : local_address.c_str(), nullptr,
+                                  local_address.empty() ? 0 : FI_SOURCE, hints.get(), &found);
   return Info(code == 0 ? found : nullptr);
 }
 
@@ -168,6 +169,7 @@ Status LibfabricEndpoint::open() {
     return Error{ErrorKind::kIo, fmt::format("libfabric's provider {} does not start{}: {} says {}", options_.provider,
                                              where, step, error_text(code))};
   };
+  if (!fabric_library().obstacle.empty()) return Error{ErrorKind::kUnsupported, fabric_library().obstacle};
   int code = 0;
   info_ = find_provider(options_.provider, options_.local_address, code);
   if (!info_) {
@@ -177,7 +179,7 @@ Status LibfabricEndpoint::open() {
                              options_.provider, where, error_text(code))};
   }
   fid_fabric* fabric = nullptr;
-  if ((code = fi_fabric(info_->fabric_attr, &fabric, nullptr)) != 0) return failed("fi_fabric", code);
+  if ((code = fabric_library().fabric(info_->fabric_attr, &fabric, nullptr)) != 0) return failed("fi_fabric", code);
   fabric_.reset(fabric);
   fid_domain* domain = nullptr;
   if ((code = fi_domain(fabric, info_.get(), &domain, nullptr)) != 0) return failed("fi_domain", code);
@@ -416,6 +418,7 @@ Result<std::unique_ptr<FabricEndpoint>> FabricEndpoint::create(std::int32_t rank
 
 std::vector<std::string> fabric_providers() {
   std::vector<std::string> found;
+  if (!fabric_library().obstacle.empty()) return found;
   for (const char* provider : kProviders) {
     int code = 0;
     if (find_provider(provider, "", code)) found.emplace_back(provider);
@@ -424,6 +427,7 @@ std::vector<std::string> fabric_providers() {
 }
 
 std::string fabric_obstacle() {
+  if (!fabric_library().obstacle.empty()) return fabric_library().obstacle;
   return fabric_providers().empty() ? "libfabric finds neither of its providers tcp and shm on this machine" : "";
 }
 

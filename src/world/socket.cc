@@ -45,6 +45,14 @@ sockaddr_un unix_address(const std::string& name, socklen_t& length) {
 
 Socket new_socket(int family) { return Socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)); }
 
+// Abstract unix sockets have no permissions: another user's process is as good as none.
+bool same_user(const Socket& socket, int family) {
+  ucred peer = {};
+  socklen_t length = sizeof peer;
+  return family != AF_UNIX ||
+         (getsockopt(socket.fd(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == getuid());
+}
+
 void send_at_once(const Socket& socket) {
   const int on = 1;
   setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on unix sockets, which need it not
@@ -97,6 +105,10 @@ Socket connect_address(const sockaddr* address, socklen_t length, int wait_ms) {
   if (!socket.open()) return {};
   if (connect(socket.fd(), address, length) != 0) {
     if (errno != EINPROGRESS || !connected(socket, wait_ms)) return {};
+  }
+  if (!same_user(socket, address->sa_family)) {
+    errno = EACCES;
+    return {};
   }
   send_at_once(socket);
   return socket;
@@ -172,8 +184,11 @@ Result<Socket> listen_at(const MeetingPoint& point) {
 }
 
 Socket accept_from(const Socket& listener) {
-  Socket socket(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (socket.open()) send_at_once(socket);
+  sockaddr_storage address = {};
+  socklen_t length = sizeof address;
+  Socket socket(accept4(listener.fd(), reinterpret_cast<sockaddr*>(&address), &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!socket.open() || !same_user(socket, address.ss_family)) return {};
+  send_at_once(socket);
   return socket;
 }
 

@@ -279,6 +279,12 @@ Result<std::vector<std::string>> Bootstrap::exchange(const std::string& label, c
   for (const Peer& peer : peers_) {
     if (!peer.socket.open() && !failure_) fail(has_left(peer), peer.rank);
   }
+  if (failure_) {
+    const Error error = *failure_;
+    lock.unlock();
+    poke();
+    return error;
+  }
   exchanging_ = true;
   const std::uint32_t number = next_gather_++;
   if (is_root()) {
@@ -462,6 +468,7 @@ void Bootstrap::send(Peer& peer, FrameType type, std::string_view payload) {
 
 // Rank 0: one rank's part of an exchange.
 void Bootstrap::gather(std::uint32_t number, std::int32_t rank, std::string label_and_text) {
+  if (failure_) return;  // nothing succeeds any more
   Gather& entry = gathers_[number];
   if (entry.texts.empty()) {
     entry.texts.resize(static_cast<std::size_t>(options_.size));

@@ -60,9 +60,10 @@ CostModel cost_model(const WorldOptions& options) {
 
 // All that must be the same on every rank.
 std::string describe(const GemmOptions& o) {
-  return fmt::format("{} of {} x {} x {} in {}{}{} (tiles {} x {}, band {}, chunks of {} tiles and {} rows, copies of {} rows)",
-                     op_name(o.op), o.m, o.n, o.k, dtype_name(o.dtype), o.fp32_partials ? " with fp32 partials" : "",
-                     o.fused ? "" : " unfused", o.bm, o.bn, o.band, o.chunk_tiles, o.chunk_rows, o.copy_rows);
+  return fmt::format(
+      "{} of {} x {} x {} in {}{}{} (tiles {} x {}, band {}, chunks of {} tiles and {} rows, copies of {} rows)",
+      op_name(o.op), o.m, o.n, o.k, dtype_name(o.dtype), o.fp32_partials ? " with fp32 partials" : "",
+      o.fused ? "" : " unfused", o.bm, o.bn, o.band, o.chunk_tiles, o.chunk_rows, o.copy_rows);
 }
 
 std::vector<TraceEvent> to_trace(const RunLog& log, const Plan& plan, int sms) {
@@ -121,9 +122,9 @@ class Operator::Impl {
   Partition partition;
   std::vector<SharedBlock> heaps;  // by rank, in a world of several processes: ours and those of our node
   HostOperator* host = nullptr;    // owned by the executor; null but on Device::kHost
-  CudaOperator* cuda = nullptr;  // the same for Device::kCuda
-  std::mutex trace_mutex;        // one traced run at a time
-  std::mutex sim_mutex;          // guards the epochs, and keeps simulated runs apart
+  CudaOperator* cuda = nullptr;    // the same for Device::kCuda
+  std::mutex trace_mutex;          // one traced run at a time
+  std::mutex sim_mutex;            // guards the epochs, and keeps simulated runs apart
   std::uint64_t sim_epochs = 0;
 };
 
@@ -175,7 +176,10 @@ Status Operator::Impl::create_host() {
   Result<HostOperator*> added = world->executor->add_operator(config);
   if (group != nullptr) {
     const Status status = added.ok() ? Status(Ok{}) : Status(added.error());
-    if (Status all = group->confirm(fmt::format("make operator {}", number), status); !all.ok()) return all;
+    if (Status all = group->confirm(fmt::format("make operator {}", number), status); !all.ok()) {
+      if (added.ok()) world->executor->remove_operator(*added);
+      return all;
+    }
   }
   if (!added.ok()) return added.error();
   host = *added;
@@ -217,8 +221,8 @@ Result<RunReport> Operator::Impl::run_processes(const GemmArguments& arguments, 
   // Our call may be complete while a put of ours, which others wait for, has yet to be posted.
   if (Status ended = group.confirm("end: " + what, Ok{}); !ended.ok()) return ended.error();
   const std::int64_t sent = (endpoint != nullptr ? endpoint->bytes_sent(host->number()) : 0) - sent_before;
-  const Result<std::vector<std::vector<std::int64_t>>> all =
-      group.gather("report: " + what, {log->end_ns[static_cast<std::size_t>(group.rank())] - begin, log->tasks.load(), sent});
+  const Result<std::vector<std::vector<std::int64_t>>> all = group.gather(
+      "report: " + what, {log->end_ns[static_cast<std::size_t>(group.rank())] - begin, log->tasks.load(), sent});
   if (!all.ok()) return all.error();
   RunReport report = new_report();
   for (const std::vector<std::int64_t>& numbers : *all) {
@@ -428,8 +432,8 @@ std::int64_t Operator::workspace_bytes() const { return impl_->new_report().work
 Result<RunReport> Operator::run(std::span<const GemmArguments> arguments, bool trace) {
   if (impl_->world->group) {
     if (arguments.size() != 1) {
-      return bad_argument(fmt::format("{} sets of matrices are given: each process of a world gives those of its own rank",
-                                      arguments.size()));
+      return bad_argument(fmt::format(
+          "{} sets of matrices are given: each process of a world gives those of its own rank", arguments.size()));
     }
     return impl_->run_processes(arguments[0], trace);
   }

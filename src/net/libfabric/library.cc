@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <type_traits>
 
 namespace mkernel {
@@ -12,6 +13,9 @@ constexpr const char* kFile = "libfabric.so.1";
 
 FabricLibrary load() {
   FabricLibrary library;
+  // The PSM providers of libfabric otherwise take the process's fatal signals and write files into its folder.
+  setenv("IPATH_NO_BACKTRACE", "1", 0);
+  setenv("HFI_NO_BACKTRACE", "1", 0);
   void* handle = dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     library.obstacle = fmt::format("libfabric cannot be loaded ({}): install libfabric1 (Debian)", dlerror());

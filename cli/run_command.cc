@@ -31,9 +31,9 @@ class RunSession {
   }
 
   ExitCode run() {
-    for (const auto step : {&RunSession::join_processes, &RunSession::resolve_problem, &RunSession::check_resources, &RunSession::load_input,
-                            &RunSession::balance_link, &RunSession::create, &RunSession::time_runs,
-                            &RunSession::check_result, &RunSession::write_files}) {
+    for (const auto step : {&RunSession::join_processes, &RunSession::resolve_problem, &RunSession::check_resources,
+                            &RunSession::load_input, &RunSession::balance_link, &RunSession::create,
+                            &RunSession::time_runs, &RunSession::check_result, &RunSession::write_files}) {
       if (const Status status = (this->*step)(); !status) return console_.fail(status.error(), args_.json);
     }
     if (!ranks_.leads()) return ExitCode::kGood;
@@ -71,9 +71,10 @@ class RunSession {
     if (!args_.nodes_given && args_.gpus_given) topo.nodes = std::max(1, size / topo.gpus);
     if (args_.nodes_given && !args_.gpus_given) topo.gpus = std::max(1, size / topo.nodes);
     if (std::int64_t{topo.nodes} * topo.gpus != size) {
-      return bad_argument(fmt::format("--nodes {} x --gpus {} is {} ranks, but {} processes were started: there must be "
-                                      "as many",
-                                      topo.nodes, topo.gpus, std::int64_t{topo.nodes} * topo.gpus, size));
+      return bad_argument(
+          fmt::format("--nodes {} x --gpus {} is {} ranks, but {} processes were started: there must be "
+                      "as many",
+                      topo.nodes, topo.gpus, std::int64_t{topo.nodes} * topo.gpus, size));
     }
     args_.world.nodes = topo.nodes;
     args_.world.gpus = topo.gpus;
@@ -84,8 +85,9 @@ class RunSession {
       return bad_argument("--link is the network inside one process: leave it out, or the launcher");
     }
     if (!args_.output.empty() && gemm().op != Op::kGemmAllReduce) {
-      return bad_argument("--output needs all of C in one process, which only gemm_all_reduce has: leave it out, or the "
-                          "launcher");
+      return bad_argument(
+          "--output needs all of C in one process, which only gemm_all_reduce has: leave it out, or the "
+          "launcher");
     }
     return Ok{};
   }
@@ -151,8 +153,7 @@ class RunSession {
     MemoryNeed need;
     need.matrices = Matrices::bytes_needed(spec_, ranks_.own());
     if (on_gpu()) return check_memory(need);  // the rest is the GPU's
-    need.workspace =
-        static_cast<double>(workspace_bytes(spec_)) * ranks_here() * static_cast<double>(variants_.size());
+    need.workspace = static_cast<double>(workspace_bytes(spec_)) * ranks_here() * static_cast<double>(variants_.size());
     // Tile scratch of every thread (exec/tile_math.h: two panels and two accumulators, twice for Eigen's own).
     const double tile = spec_.tiling.bm * spec_.tiling.bn + (spec_.tiling.bm + spec_.tiling.bn) * kGemmPanelK;
     const double threads =

@@ -171,8 +171,8 @@ class TestWorld {
         rings.push_back(own ? nullptr : std::make_unique<CommandRing>(options.ring_depth, options.ring_start));
         config.rings.push_back(rings.back().get());
       }
-      endpoints_.push_back(std::make_unique<FlakyEndpoint>(over_fabric() ? fabric_[rank].get()
-                                                                         : network_.endpoint(rank)));
+      endpoints_.push_back(
+          std::make_unique<FlakyEndpoint>(over_fabric() ? fabric_[rank].get() : network_.endpoint(rank)));
       config.rank = rank;
       config.topo = topo;
       config.endpoint = endpoints_.back().get();
@@ -197,7 +197,8 @@ class TestWorld {
           fabric_[rank]->add_heap(op, heaps.heap(op, rank), operators_[op].layout.bytes(), start_epoch).value();
     }
     for (std::int32_t rank = 0; over_fabric() && rank < topo_.world(); ++rank) {
-      for (std::int32_t peer = 0; peer < topo_.world(); ++peer) fabric_[rank]->set_remote(op, peer, fabric_heaps_[peer]);
+      for (std::int32_t peer = 0; peer < topo_.world(); ++peer)
+        fabric_[rank]->set_remote(op, peer, fabric_heaps_[peer]);
     }
   }
   bool over_fabric() const { return options_.fabric_pieces > 0; }

@@ -131,7 +131,7 @@ class HostOperator {
   std::size_t role_begin_[kRoleCount] = {};
   std::unique_ptr<Lane[]> lanes_;
   std::unique_ptr<Progress[]> progress_;
-  std::vector<TileScratch> scratch_;  // of the ranks that run here
+  std::vector<TileScratch> scratch_;          // of the ranks that run here
   std::atomic<std::uint64_t> gates_[2] = {};  // by parity of the turn: how many ranks have come through, over all calls
 
   std::atomic<bool> tracing_{false};

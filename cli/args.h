@@ -84,16 +84,16 @@ struct VerifyArgs {
 struct BenchArgs {
   enum class What { kGemmCore, kOperator, kSuite };
   What what = What::kGemmCore;
-  std::string suite;  // kSuite: gemm_core, virtual_cluster or small
+  std::string suite;   // kSuite: gemm_core, virtual_cluster or small
   ProblemArgs problem;
   bool b_transposed = false;  // gemm_core
   int sms = 0;                // 0: all there are
   Partition partition;
   bool sweep_partition = false;
   bench::LinkRule link;
-  int rounds = 0;              // 0: 7 for gemm_core, else 3
-  double block_ms = 0;         // 0: 10 for gemm_core, else 30
-  std::string filter;          // of the suite's cases, those with this in their name
+  int rounds = 0;      // 0: 7 for gemm_core, else 3
+  double block_ms = 0;  // 0: 10 for gemm_core, else 30
+  std::string filter;  // of the suite's cases, those with this in their name
   std::filesystem::path json;  // empty: no file
   std::string commit;
   std::string command;  // as given

@@ -127,7 +127,8 @@ Result<Command> parse_run(std::span<const std::string> args) {
   OptionSet options(
       "mkernel run OP [options]",
       "Runs an operator with real data on this machine: all ranks in this process, threads instead of SMs\n"
-      "(or virtual time), the network behind a link model. Checks the result against fp64.");
+      "(or virtual time), the network behind a link model. Checks the result against fp64.\n"
+      "Started by mpirun, torchrun or srun every process runs one rank, and the network is libfabric's.");
   add_operator(options, run.problem);
   add_problem(options, run.problem, kHostDefaults);
   options.group("where and how");
@@ -192,6 +193,9 @@ Result<Command> parse_run(std::span<const std::string> args) {
   run.m_given = options.given("--m");
   run.n_given = options.given("--n");
   run.k_given = options.given("--k");
+  run.nodes_given = options.given("--nodes");
+  run.gpus_given = options.given("--gpus");
+  run.link_given = options.given("--link");
 
   if (want_check && no_check) return bad_argument("--check and --no-check are both given: give one of them");
   if (unfused && run.compare) return bad_argument("--unfused and --compare are both given: --compare runs both ways");

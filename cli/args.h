@@ -38,6 +38,10 @@ struct RunArgs {
   bool m_given = false;
   bool n_given = false;
   bool k_given = false;
+  // Which of --nodes, --gpus were given, to be made up where a launcher says how many ranks there are.
+  bool nodes_given = false;
+  bool gpus_given = false;
+  bool link_given = false;
 };
 
 struct SimArgs {

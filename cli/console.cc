@@ -53,9 +53,9 @@ void Console::json(const nlohmann::ordered_json& object) {
 }
 
 ExitCode Console::fail(const Error& error, bool as_json) {
-  note("mkernel: " + error.message);
+  note((rank_ < 0 ? "mkernel: " : fmt::format("mkernel (rank {}): ", rank_)) + error.message);
   const ExitCode code = exit_code(error.kind);
-  if (as_json && code != ExitCode::kBadArguments) {
+  if (as_json && leads() && code != ExitCode::kBadArguments) {
     json({{"ok", false}, {"error", {{"kind", kind_name(error.kind)}, {"message", error.message}}}});
   }
   return code;
@@ -86,6 +86,7 @@ void Progress::work() {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, interval, [this] { return stop_; })) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (!console_.leads()) continue;
     const std::string text = fmt::format("{}, {:.0f} s", state_, seconds);
     lock.unlock();
     if (console_.terminal()) {

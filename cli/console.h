@@ -23,6 +23,10 @@ class Console {
   Console(std::ostream& out, std::ostream& err, bool err_is_terminal)
       : out_(out), err_(err), terminal_(err_is_terminal) {}
 
+  // This process is one of several. Errors say which, and only rank 0 shows results and progress.
+  void speak_for_rank(int rank) { rank_ = rank; }
+  bool leads() const { return rank_ <= 0; }
+
   std::ostream& out() { return out_; }
   bool terminal() const { return terminal_; }
 
@@ -39,6 +43,7 @@ class Console {
   std::ostream& out_;
   std::ostream& err_;
   bool terminal_;
+  int rank_ = -1;
   std::mutex mutex_;
   bool line_shown_ = false;
 };

@@ -9,6 +9,7 @@
 #include "cli/machine.h"
 #include "exec/sim/cost_model.h"
 #include "mkernel/types.h"
+#include "net/libfabric/fabric_endpoint.h"
 
 namespace mkernel::cli {
 namespace {
@@ -34,6 +35,9 @@ std::vector<std::string> missing(const Machine& machine) {
   if (!kCudaBuilt)
     sentences.push_back("The CUDA part is not in this build: operators run on the CPU and in the simulator.");
   if (!machine.nvidia_driver) sentences.push_back("No NVIDIA GPU driver was found on this machine.");
+  if (const std::string obstacle = fabric_obstacle(); !obstacle.empty()) {
+    sentences.push_back("No worlds of several processes: " + obstacle + ".");
+  }
   if (machine.rdma_devices.empty()) {
     sentences.push_back("No RDMA network device was found on this machine (/sys/class/infiniband is empty).");
   }
@@ -48,7 +52,8 @@ ExitCode info_command(const InfoArgs& args, Console& console) {
   for (int i = 0; i < kOpCount; ++i) operators.push_back(op_name(static_cast<Op>(i)));
   std::vector<std::string_view> devices = {"host", "sim"};
   if (kCudaBuilt) devices.push_back("cuda");
-  const std::vector<std::string_view> transports = {"local"};
+  std::vector<std::string> transports = {"local"};
+  for (const std::string& provider : fabric_providers()) transports.push_back("libfabric " + provider);
   if (args.json) {
     console.json({{"ok", true},
                   {"command", "info"},
@@ -76,7 +81,8 @@ ExitCode info_command(const InfoArgs& args, Console& console) {
   out << fmt::format("  operators   {}\n", fmt::join(operators, ", "));
   out << fmt::format("  devices     host (CPU threads stand for SMs), sim (virtual time){}\n",
                      kCudaBuilt ? ", cuda (Hopper GPUs)" : "");
-  out << fmt::format("  transports  local (all ranks in one process, behind a link model)\n");
+  out << fmt::format("  transports  {} (local: all ranks in one process, behind a link model)\n",
+                     fmt::join(transports, ", "));
   out << fmt::format("  presets     {}\n", fmt::join(preset_names(), ", "));
   if (!machine.rdma_devices.empty()) out << fmt::format("  RDMA        {}\n", fmt::join(machine.rdma_devices, ", "));
   for (const std::string& sentence : missing(machine)) out << "  " << sentence << "\n";

@@ -54,8 +54,8 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t word) {
 
 }  // namespace
 
-Matrices::Matrices(const PlanSpec& spec) : plan_(spec) {
-  const int copies = c_on_every_rank(spec) ? spec.topo.world() : 1;
+Matrices::Matrices(const PlanSpec& spec, std::int32_t own_rank) : plan_(spec), own_rank_(own_rank) {
+  const int copies = c_on_every_rank(spec) && own_rank < 0 ? spec.topo.world() : 1;
   for (int i = 0; i < copies; ++i) c_.push_back(allocate(spec.m, spec.n, spec.dtype));
 }
 
@@ -64,11 +64,11 @@ Matrices::Bytes Matrices::allocate(std::int64_t rows, std::int64_t cols, Dtype d
   return {std::make_unique_for_overwrite<std::byte[]>(size), size};
 }
 
-double Matrices::bytes_needed(const PlanSpec& spec) {
+double Matrices::bytes_needed(const PlanSpec& spec, std::int32_t own_rank) {
   const auto area = [](std::int64_t rows, std::int64_t cols) {
     return static_cast<double>(rows) * static_cast<double>(cols);
   };
-  const double copies = c_on_every_rank(spec) ? spec.topo.world() : 1;
+  const double copies = c_on_every_rank(spec) && own_rank < 0 ? spec.topo.world() : 1;
   return static_cast<double>(dtype_bytes(spec.dtype)) *
          (area(spec.m, spec.k) + area(spec.k, spec.n) + copies * area(spec.m, spec.n));
 }
@@ -166,8 +166,20 @@ CheckReport Matrices::check() const {
   reference.in = reference.out = spec.dtype;
   reference.partial = spec.partial;
   reference.split_k = spec.op != Op::kAllGatherGemm;
-  return check_rows(reference, whole(a_.data(), spec.m, spec.k), whole(b_.data(), spec.k, spec.n),
-                    whole(c_[0].data.get(), spec.m, spec.n), rows_to_check(spec));
+  std::vector<std::int64_t> rows = rows_to_check(spec);
+  ConstMatrix b = whole(b_.data(), spec.k, spec.n);
+  ConstMatrix c = whole(c_[0].data.get(), spec.m, spec.n);
+  if (own_rank_ >= 0 && spec.op == Op::kAllGatherGemm) {
+    const std::int64_t col = spec.col_split().begin(own_rank_);
+    reference.n = b.cols = c.cols = spec.col_split().size(own_rank_);
+    b.data = b_.data() + col * dtype_bytes(spec.dtype);
+    c.data = c_[0].data.get() + col * dtype_bytes(spec.dtype);
+  } else if (own_rank_ >= 0) {
+    const std::int64_t begin = spec.row_split().begin(own_rank_);
+    const std::int64_t end = begin + spec.row_split().size(own_rank_);
+    std::erase_if(rows, [&](std::int64_t row) { return row < begin || row >= end; });
+  }
+  return check_rows(reference, whole(a_.data(), spec.m, spec.k), b, c, rows);
 }
 
 Status Matrices::write(const std::filesystem::path& folder) const {

@@ -18,11 +18,12 @@ namespace mkernel::cli {
 
 class Matrices {
  public:
-  // Memory for all of C; A and B are still to be filled or loaded. Throws std::bad_alloc.
-  explicit Matrices(const PlanSpec& spec);
+  // Memory for all of C; A and B are still to be filled or loaded. Throws std::bad_alloc. With an `own_rank` only that
+  // rank's part of C is used.
+  explicit Matrices(const PlanSpec& spec, std::int32_t own_rank = -1);
 
   // Bytes of A, B and all C, as a floating-point number since the ranks' sum may exceed 64 bits.
-  static double bytes_needed(const PlanSpec& spec);
+  static double bytes_needed(const PlanSpec& spec, std::int32_t own_rank = -1);
 
   void fill(std::uint64_t seed, Fill kind);
   // `a` and `b` hold the whole matrices in the spec's type.
@@ -38,6 +39,7 @@ class Matrices {
   // gemm_all_reduce: the first rank whose C is not rank 0's bit for bit.
   std::optional<int> first_different_rank() const;
   // Compares C (rank 0's where every rank has one) with fp64: all rows where that takes up to 2^32 products, else 64.
+  // With an own rank: its part of C, and of a C that all ranks have its share of the rows.
   CheckReport check() const;
   static std::vector<std::int64_t> rows_to_check(const PlanSpec& spec);
 
@@ -54,6 +56,7 @@ class Matrices {
   Matrix part(std::byte* whole, std::int64_t whole_cols, Plan::Extent extent, std::int64_t row, std::int64_t col) const;
 
   Plan plan_;
+  std::int32_t own_rank_;
   std::vector<std::byte> a_;
   std::vector<std::byte> b_;
   std::vector<Bytes> c_;  // one, or one for each rank

@@ -1,6 +1,7 @@
 // mkernel run: an operator with real data through the public API.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "cli/matrices.h"
 #include "cli/prepare.h"
 #include "cli/problem.h"
+#include "cli/ranks.h"
 #include "cli/report.h"
 #include "ops/gemm_spec.h"
 #include "plan/tiling.h"
@@ -29,11 +31,12 @@ class RunSession {
   }
 
   ExitCode run() {
-    for (const auto step : {&RunSession::resolve_problem, &RunSession::check_resources, &RunSession::load_input,
-                            &RunSession::balance_link, &RunSession::create, &RunSession::time_runs,
-                            &RunSession::check_result, &RunSession::write_files}) {
+    for (const auto step : {&RunSession::join_processes, &RunSession::resolve_problem, &RunSession::check_resources,
+                            &RunSession::load_input, &RunSession::balance_link, &RunSession::create,
+                            &RunSession::time_runs, &RunSession::check_result, &RunSession::write_files}) {
       if (const Status status = (this->*step)(); !status) return console_.fail(status.error(), args_.json);
     }
+    if (!ranks_.leads()) return ExitCode::kGood;
     if (args_.json) {
       report_json();
     } else {
@@ -53,6 +56,41 @@ class RunSession {
   };
 
   GemmOptions& gemm() { return args_.problem.gemm; }
+
+  // What a launcher says, if one has started us.
+  Status join_processes() {
+    const auto processes = processes_from_environment();
+    if (!processes) return processes.error();
+    ranks_ = Ranks(*processes);
+    if (!ranks_.several()) return Ok{};
+    console_.speak_for_rank(ranks_.own());
+    args_.world.processes = *processes;
+    Topology& topo = args_.problem.topo;
+    const int size = processes->size;
+    if (!args_.nodes_given && !args_.gpus_given) topo = {size, 1};
+    if (!args_.nodes_given && args_.gpus_given) topo.nodes = std::max(1, size / topo.gpus);
+    if (args_.nodes_given && !args_.gpus_given) topo.gpus = std::max(1, size / topo.nodes);
+    if (std::int64_t{topo.nodes} * topo.gpus != size) {
+      return bad_argument(
+          fmt::format("--nodes {} x --gpus {} is {} ranks, but {} processes were started: there must be "
+                      "as many",
+                      topo.nodes, topo.gpus, std::int64_t{topo.nodes} * topo.gpus, size));
+    }
+    args_.world.nodes = topo.nodes;
+    args_.world.gpus = topo.gpus;
+    if (args_.compare || !gemm().fused) {
+      return bad_argument("--compare and --unfused need all ranks in one process: leave them out, or the launcher");
+    }
+    if (args_.link_given) {
+      return bad_argument("--link is the network inside one process: leave it out, or the launcher");
+    }
+    if (!args_.output.empty() && gemm().op != Op::kGemmAllReduce) {
+      return bad_argument(
+          "--output needs all of C in one process, which only gemm_all_reduce has: leave it out, or the "
+          "launcher");
+    }
+    return Ok{};
+  }
 
   Status resolve_problem() {
     if (!args_.input.empty()) {
@@ -113,14 +151,13 @@ class RunSession {
     if (const Status status = check_writable_folder("--output", args_.output); !status) return status;
     if (const Status status = check_writable_file("--trace", args_.trace); !status) return status;
     MemoryNeed need;
-    need.matrices = Matrices::bytes_needed(spec_);
+    need.matrices = Matrices::bytes_needed(spec_, ranks_.own());
     if (on_gpu()) return check_memory(need);  // the rest is the GPU's
-    need.workspace =
-        static_cast<double>(workspace_bytes(spec_)) * spec_.topo.world() * static_cast<double>(variants_.size());
+    need.workspace = static_cast<double>(workspace_bytes(spec_)) * ranks_here() * static_cast<double>(variants_.size());
     // Tile scratch of every thread (exec/tile_math.h: two panels and two accumulators, twice for Eigen's own).
     const double tile = spec_.tiling.bm * spec_.tiling.bn + (spec_.tiling.bm + spec_.tiling.bn) * kGemmPanelK;
     const double threads =
-        static_cast<double>(spec_.topo.world()) * (args_.world.device == Device::kHost ? args_.world.sms : 1);
+        static_cast<double>(ranks_here()) * (args_.world.device == Device::kHost ? args_.world.sms : 1);
     need.other = threads * tile * 4 * 4;
     if (const Status status = check_memory(need); !status) return status;
     bound_ = network_bound(spec_);  // takes time in proportion to the chunks, so only for what fits into memory
@@ -131,7 +168,7 @@ class RunSession {
   }
 
   Status load_input() {
-    matrices_ = std::make_unique<Matrices>(spec_);
+    matrices_ = std::make_unique<Matrices>(spec_, ranks_.own());
     Progress progress(console_, args_.input.empty() ? "making the input" : "reading the input");
     if (args_.input.empty()) {
       matrices_->fill(args_.world.seed, args_.fill);
@@ -174,6 +211,8 @@ class RunSession {
     return Ok{};
   }
 
+  int ranks_here() const { return ranks_.several() ? 1 : spec_.topo.world(); }
+
   bool on_gpu() const { return args_.world.device == Device::kCuda; }
 
   Status create_world() {
@@ -205,7 +244,8 @@ class RunSession {
 
   Status time_runs() {
     Progress progress(console_, "running");
-    const std::vector<GemmArguments> arguments = device_ ? device_->arguments() : matrices_->arguments();
+    std::vector<GemmArguments> arguments = device_ ? device_->arguments() : matrices_->arguments();
+    if (ranks_.several()) arguments = {arguments[static_cast<std::size_t>(ranks_.own())]};
     for (int i = 0; i < args_.repeat; ++i) {
       for (Variant& variant : variants_) {
         progress.set(fmt::format("{} run {} of {}", variant.name, i + 1, args_.repeat));
@@ -245,21 +285,30 @@ class RunSession {
     return Ok{};
   }
 
-  Status check_result() {
+  // Every rank's verdict is everybody's.
+  Status check_result() { return ranks_.confirm(*world_, "say whether C is right", check_own_result()); }
+
+  Status check_own_result() {
     if (args_.check || !args_.output.empty()) {
       if (const auto rank = matrices_->first_different_rank()) {
         return Error{ErrorKind::kCheckFailed, fmt::format("C of rank {} has other bits than C of rank 0", *rank)};
       }
+      if (spec_.op == Op::kGemmAllReduce) {
+        if (const Status same = ranks_.same_bits(*world_, matrices_->digest()); !same) return same;
+      }
     }
     if (!args_.check) return Ok{};
     Progress progress(console_, fmt::format("checking {} rows against fp64", Matrices::rows_to_check(spec_).size()));
-    check_ = matrices_->check();
+    const auto worst = ranks_.worst(*world_, matrices_->check(), spec_.op != Op::kAllGatherGemm);
+    if (!worst) return worst.error();
+    check_ = *worst;
     if (check_->ok) return Ok{};
     return Error{ErrorKind::kCheckFailed, fmt::format("C[{}, {}] is wrong: {}", check_->worst_row, check_->worst_col,
                                                       check_text(spec_, *check_))};
   }
 
   Status write_files() {
+    if (!ranks_.leads()) return Ok{};
     if (!args_.output.empty()) {
       if (const Status status = matrices_->write(args_.output); !status) return not_refused(status);
     }
@@ -273,8 +322,12 @@ class RunSession {
   static Status not_refused(const Status& status) { return Error{ErrorKind::kIo, status.error().message}; }
 
   std::string link_text() const {
-    const Link& link = args_.world.link;
     if (spec_.topo.nodes == 1) return "none: one node";
+    if (ranks_.several()) {
+      return fmt::format("libfabric's {} between the processes of {} nodes", args_.world.processes.provider,
+                         spec_.topo.nodes);
+    }
+    const Link& link = args_.world.link;
     std::string text = link.gigabytes_per_s == 0
                            ? "as fast as memory allows"
                            : fmt::format("{:.4g} GB/s per GPU and direction", link.gigabytes_per_s);
@@ -287,7 +340,9 @@ class RunSession {
   std::string place_text() const {
     const int sms = world_->options().sms;
     switch (args_.world.device) {
-      case Device::kHost: return fmt::format("this process, {} thread{} each as SMs", sms, sms == 1 ? "" : "s");
+      case Device::kHost:
+        if (ranks_.several()) return fmt::format("a process each, {} thread{} each as SMs", sms, sms == 1 ? "" : "s");
+        return fmt::format("this process, {} thread{} each as SMs", sms, sms == 1 ? "" : "s");
       case Device::kSim: return fmt::format("virtual time, {} SMs each", sms);
       case Device::kCuda: break;
     }
@@ -334,6 +389,8 @@ class RunSession {
     nlohmann::ordered_json object = {{"ok", true}, {"command", "run"}};
     object.update(spec_json(spec_));
     object["device"] = device_name();
+    object["processes"] = ranks_.processes().size;
+    if (ranks_.several()) object["provider"] = ranks_.processes().provider;
     object["sms"] = world_->options().sms;
     object["partition"] = partition_json(variants_[0].last.partition);
     object["link"] = {{"gigabytes_per_s", args_.world.link.gigabytes_per_s},
@@ -357,6 +414,7 @@ class RunSession {
   }
 
   RunArgs args_;
+  Ranks ranks_;
   Console& console_;
   PlanSpec spec_;
   NetworkBound bound_;

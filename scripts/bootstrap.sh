@@ -4,7 +4,11 @@
 set -euo pipefail
 
 packages=(build-essential g++ cmake ninja-build libeigen3-dev libcli11-dev libfmt-dev nlohmann-json3-dev
-  libgtest-dev "$@")
+  libgtest-dev pkg-config libfabric-dev "$@")
+# Without these there are no worlds of several processes, and everything else works.
+optional=(pkg-config libfabric-dev)
+
+is_optional() { [[ " ${optional[*]} " == *" $1 "* ]]; }
 
 is_installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
 
@@ -26,6 +30,8 @@ is_usable() {
     libfmt-dev) has_header fmt/format.h ;;
     nlohmann-json3-dev) has_header nlohmann/json.hpp ;;
     libgtest-dev) has_header gtest/gtest.h ;;
+    pkg-config) pkg-config --version >/dev/null 2>&1 ;;
+    libfabric-dev) has_header rdma/fabric.h ;;
     clang) clang++ --version >/dev/null 2>&1 ;;
     libclang-rt-dev) [[ -e $(clang++ -print-file-name="libclang_rt.fuzzer-$(uname -m).a" 2>/dev/null) ]] ;;
     *) command -v "$1" >/dev/null ;;
@@ -45,7 +51,22 @@ for package in "${packages[@]}"; do
 done
 if [[ ${#missing[@]} -eq 0 ]]; then exit 0; fi
 
+# Takes what can be done without out of `missing`; ends well when nothing is left.
+need_only_required() {
+  local package required=()
+  for package in "${missing[@]}"; do
+    if is_optional "$package"; then
+      echo "without $package there will be no worlds of several processes" >&2
+    else
+      required+=("$package")
+    fi
+  done
+  missing=("${required[@]}")
+  if [[ ${#missing[@]} -eq 0 ]]; then exit 0; fi
+}
+
 if ! $debian; then
+  need_only_required
   echo "mKernel needs these things (by their Debian names), and this system has no apt to install them:" >&2
   printf '  %s\n' "${missing[@]}" >&2
   exit 2
@@ -61,6 +82,9 @@ if [[ $EUID -ne 0 ]]; then
     unusable=()
     for package in "${missing[@]}"; do is_usable "$package" || unusable+=("$package"); done
     if [[ ${#unusable[@]} -eq 0 ]]; then exit 0; fi
+    missing=("${unusable[@]}")
+    need_only_required
+    unusable=("${missing[@]}")
     echo "mKernel needs packages that only root can install, and there is no usable sudo. Run as root:" >&2
     echo "  apt-get update && apt-get install -y --no-install-recommends ${unusable[*]}" >&2
     exit 2

@@ -34,6 +34,23 @@ struct Partition {
   bool operator==(const Partition&) const = default;
 };
 
+// A world of several processes runs one rank in each; processes_from_environment() fills this in. Left alone, all ranks
+// are in this process.
+struct Processes {
+  int rank = -1;                 // of this process; -1: all ranks are in it
+  int size = 1;                  // processes, which must be as many as ranks
+  std::string job;               // any text that these processes share and no others do
+  std::string address;           // of rank 0: HOST, HOST:PORT or [IP6]:PORT; empty: all processes are on one host
+  std::string interface;         // IP address to use on this host; empty: the one that leads to rank 0
+  std::string provider = "tcp";  // of libfabric
+  double start_s = 60;           // in which all processes must have come
+};
+
+// What mpirun, torchrun or srun have told this process, or MKERNEL_RANK, MKERNEL_SIZE, MKERNEL_JOB, MKERNEL_ADDRESS,
+// MKERNEL_INTERFACE, MKERNEL_PROVIDER and MKERNEL_START_S, which come before them; docs/cluster.md. Without any of
+// them, and when they speak of one process only, all ranks are in this process. Errors: kBadArgument.
+Result<Processes> processes_from_environment();
+
 struct WorldOptions {
   int nodes = 1;
   int gpus = 1;  // per node
@@ -48,6 +65,7 @@ struct WorldOptions {
   // Device::kCuda with several nodes: moves the network's bytes with the copy engine, not on SMs that no rank has.
   bool copy_engine_wire = false;
   std::function<void(const std::string&)> on_warning;
+  Processes processes;  // Device::kHost only
 };
 
 // A matrix of the caller. Strides are in elements and may be any non-negative values that do not overlap for outputs;
@@ -118,16 +136,21 @@ struct MatrixShape {
   bool operator==(const MatrixShape&) const = default;
 };
 
-// All ranks of a job in this process. Movable, thread-safe. Its threads live on until its last operator is gone too.
+// All ranks of a job, in this process or in one process each. In the second case all processes create the same worlds
+// and operators and destroy them in the same order, and those calls wait for each other. Movable, thread-safe. Its
+// threads live on until its last operator is gone too.
 class World {
  public:
-  // Errors: kBadArgument, kOutOfMemory (no more memory or threads for so many ranks and SMs), kUnsupported (no GPU).
+  // Errors: kBadArgument, kOutOfMemory (no more memory or threads for so many ranks and SMs), kUnsupported (no GPU);
+  // with several processes also kIo, kTimeout (some did not come, and who) and kPeerLost.
   static Result<World> create(const WorldOptions& options);
   World(World&&) noexcept;
   World& operator=(World&&) noexcept;
   ~World();
 
   int size() const;
+  // The rank that this process runs; -1 when it runs all.
+  int rank() const;
   const WorldOptions& options() const;
   // Makes every rank leave every call with an error that quotes `reason`. The world cannot be used afterwards.
   void abort(const std::string& reason);
@@ -167,14 +190,16 @@ class Operator {
   MatrixShape c_shape(int rank) const;
   std::int64_t workspace_bytes() const;
 
-  // Runs all ranks and returns when every rank's C is final. `arguments` has one entry per rank.
+  // Runs all ranks and returns when every rank's C is final. `arguments` has one entry per rank; with several processes
+  // all of them call it, each with the one entry of its rank.
   // Errors: kBadArgument before anything starts; kTimeout, kPeerLost, kAborted afterwards.
   Result<RunReport> run(std::span<const GemmArguments> arguments, bool trace = false);
 
-  // Not on Device::kSim: one rank's part of a call, to be made from any thread. Calls of a rank run in the order of
-  // launch; ranks need no barrier between them. The matrices must stay valid until wait() has returned, or the operator
-  // is destroyed. On Device::kCuda `stream` is a cudaStream_t of the rank's GPU (null: World::stream()), and the launch
-  // may be captured in a CUDA graph; then whoever replays it launches all ranks in the same order.
+  // Not on Device::kSim: one rank's part of a call, to be made from any thread of the process that runs the rank. Calls
+  // of a rank run in the order of launch; ranks need no barrier between them. The matrices must stay valid until wait()
+  // has returned, or the operator is destroyed. On Device::kCuda `stream` is a cudaStream_t of the rank's GPU (null:
+  // World::stream()), and the launch may be captured in a CUDA graph; then whoever replays it launches all ranks in the
+  // same order.
   Status launch(int rank, const GemmArguments& arguments, void* stream = nullptr);
   // Waits for all launches of this rank.
   Status wait(int rank);

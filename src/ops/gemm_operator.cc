@@ -58,6 +58,14 @@ CostModel cost_model(const WorldOptions& options) {
   return cost;
 }
 
+// All that must be the same on every rank.
+std::string describe(const GemmOptions& o) {
+  return fmt::format(
+      "{} of {} x {} x {} in {}{}{} (tiles {} x {}, band {}, chunks of {} tiles and {} rows, copies of {} rows)",
+      op_name(o.op), o.m, o.n, o.k, dtype_name(o.dtype), o.fp32_partials ? " with fp32 partials" : "",
+      o.fused ? "" : " unfused", o.bm, o.bn, o.band, o.chunk_tiles, o.chunk_rows, o.copy_rows);
+}
+
 std::vector<TraceEvent> to_trace(const RunLog& log, const Plan& plan, int sms) {
   Nanos first = kNever;
   for (const auto& sm : log.events) {
@@ -89,7 +97,7 @@ class Operator::Impl {
   Impl(std::shared_ptr<World::Impl> owner, const GemmOptions& options, const PlanSpec& spec)
       : world(std::move(owner)), fused(options.fused), source(std::make_shared<PlanSource>(Plan(spec))) {}
   ~Impl() {
-    if (host != nullptr) world->executor->remove_operator(host);
+    if (host != nullptr) remove_host();
     if (cuda != nullptr) world->cuda->remove_operator(cuda);
   }
   Impl(const Impl&) = delete;
@@ -98,6 +106,9 @@ class Operator::Impl {
   const Plan& plan() const { return source->plan(); }
   RunReport new_report() const;
   Status create_host();
+  Status prepare_host();
+  void remove_host();
+  Result<RunReport> run_processes(const GemmArguments& arguments, bool trace);
   Status create_cuda(bool any_layout);
   Result<RunReport> run_host(std::span<const GemmArguments> arguments, bool trace);
   Result<RunReport> run_cuda(std::span<const GemmArguments> arguments, bool trace);
@@ -109,10 +120,11 @@ class Operator::Impl {
   const bool fused;
   const std::shared_ptr<const PlanSource> source;
   Partition partition;
-  HostOperator* host = nullptr;  // owned by the executor; null but on Device::kHost
-  CudaOperator* cuda = nullptr;  // the same for Device::kCuda
-  std::mutex trace_mutex;        // one traced run at a time
-  std::mutex sim_mutex;          // guards the epochs, and keeps simulated runs apart
+  std::vector<SharedBlock> heaps;  // by rank, in a world of several processes: ours and those of our node
+  HostOperator* host = nullptr;    // owned by the executor; null but on Device::kHost
+  CudaOperator* cuda = nullptr;    // the same for Device::kCuda
+  std::mutex trace_mutex;          // one traced run at a time
+  std::mutex sim_mutex;            // guards the epochs, and keeps simulated runs apart
   std::uint64_t sim_epochs = 0;
 };
 
@@ -124,9 +136,13 @@ RunReport Operator::Impl::new_report() const {
   return report;
 }
 
-Status Operator::Impl::create_host() {
+// Refuses what cannot be, before anything is taken.
+Status Operator::Impl::prepare_host() {
   partition = host_partition_for(world->options, plan());
-  const std::int64_t wanted = host_bytes(plan(), world->options.sms);
+  if (world->group && !fused) {
+    return Error{ErrorKind::kUnsupported, "fused is false: only a world in one process runs unfused, for comparison"};
+  }
+  const std::int64_t wanted = host_bytes(plan(), world->options.sms) / (world->group ? plan().topo().world() : 1);
   const std::int64_t available = world->memory_limit();
   if (wanted > available) {
     return Error{ErrorKind::kOutOfMemory,
@@ -134,7 +150,23 @@ Status Operator::Impl::create_host() {
                              op_name(plan().spec().op), plan().spec().m, plan().spec().n, plan().spec().k,
                              plan().topo().world(), wanted, available)};
   }
+  return Ok{};
+}
+
+Status Operator::Impl::create_host() {
+  Status prepared = prepare_host();
+  ProcessGroup* group = world->group.get();
   HostOperatorConfig config;
+  const std::uint32_t number = world->executor->next_operator();
+  if (group != nullptr) prepared = group->confirm(fmt::format("prepare operator {}", number), prepared);
+  if (!prepared.ok()) return prepared;
+  if (group != nullptr) {
+    auto shared = group->share_memory(fmt::format("share operator {}", number), host_heap_bytes(plan()));
+    if (!shared.ok()) return shared.error();
+    heaps = std::move(shared).value();
+    config.own_rank = group->rank();
+    for (const SharedBlock& heap : heaps) config.heaps.push_back(heap.data());
+  }
   config.source = source;
   config.partition = partition;
   config.sms = world->options.sms;
@@ -142,9 +174,64 @@ Status Operator::Impl::create_host() {
   config.start_epoch = world->hooks.start_epoch;
   config.workspace_fill = world->hooks.workspace_fill;
   Result<HostOperator*> added = world->executor->add_operator(config);
+  if (group != nullptr) {
+    const Status status = added.ok() ? Status(Ok{}) : Status(added.error());
+    if (Status all = group->confirm(fmt::format("make operator {}", number), status); !all.ok()) {
+      if (added.ok()) world->executor->remove_operator(*added);
+      return all;
+    }
+  }
   if (!added.ok()) return added.error();
   host = *added;
-  return Ok{};
+  if (group == nullptr) return Ok{};
+  return group->share_heap(number, heaps[static_cast<std::size_t>(group->rank())].data(), host_heap_bytes(plan()),
+                           config.start_epoch);
+}
+
+void Operator::Impl::remove_host() {
+  ProcessGroup* group = world->group.get();
+  if (group != nullptr && world->executor->wait(host, group->rank()).ok()) {
+    // Other ranks may still read our memory, or write what nobody waits for. An error is one of the world's.
+    static_cast<void>(group->confirm(fmt::format("destroy operator {}", host->number()), Ok{}));
+  }
+  const std::uint32_t number = host->number();
+  world->executor->remove_operator(host);
+  if (group != nullptr && group->endpoint() != nullptr) group->endpoint()->remove_heap(number);
+}
+
+// All processes' part of a run, with one rank in each.
+Result<RunReport> Operator::Impl::run_processes(const GemmArguments& arguments, bool trace) {
+  ProcessGroup& group = *world->group;
+  const std::string what = fmt::format("run operator {}", host->number());
+  if (world->failure().happened()) return world->failure().later_error();
+  // So that all begin at about the same time, and none at all when one was given nonsense.
+  if (Status all = group.confirm(what, check_rank_arguments(plan(), group.rank(), arguments)); !all.ok()) {
+    return all.error();
+  }
+  const FabricEndpoint* endpoint = group.endpoint();
+  const std::int64_t sent_before = endpoint != nullptr ? endpoint->bytes_sent(host->number()) : 0;
+  auto log = std::make_shared<RunLog>(plan().topo().world(), world->options.sms, trace);
+  const Nanos begin = steady_now();
+  Status status = world->executor->launch_all(host, {&arguments, 1}, log);
+  if (status.ok() || world->failure().happened()) {
+    const Status waited = world->executor->wait(host, group.rank());
+    if (status.ok()) status = waited;
+  }
+  if (!status.ok()) return status.error();
+  // Our call may be complete while a put of ours, which others wait for, has yet to be posted.
+  if (Status ended = group.confirm("end: " + what, Ok{}); !ended.ok()) return ended.error();
+  const std::int64_t sent = (endpoint != nullptr ? endpoint->bytes_sent(host->number()) : 0) - sent_before;
+  const Result<std::vector<std::vector<std::int64_t>>> all = group.gather(
+      "report: " + what, {log->end_ns[static_cast<std::size_t>(group.rank())] - begin, log->tasks.load(), sent});
+  if (!all.ok()) return all.error();
+  RunReport report = new_report();
+  for (const std::vector<std::int64_t>& numbers : *all) {
+    report.time_us = std::max(report.time_us, static_cast<double>(numbers[0]) * 1e-3);
+    report.tasks += numbers[1];
+    report.network_bytes += numbers[2];
+  }
+  if (trace) report.trace = to_trace(*log, plan(), world->options.sms);
+  return report;
 }
 
 Status Operator::Impl::create_cuda(bool any_layout) {
@@ -282,12 +369,21 @@ Status Operator::Impl::check_rank(int rank) const {
   if (rank < 0 || rank >= plan().topo().world()) {
     return bad_argument(fmt::format("rank is {}: it must be 0 to {}", rank, plan().topo().world() - 1));
   }
+  if (!world->runs(rank)) {
+    return bad_argument(
+        fmt::format("rank is {}: it runs in another process, this one runs rank {}", rank, world->group->rank()));
+  }
   return Ok{};
 }
 
 Result<Operator> Operator::create(World& world, const GemmOptions& options) {
   const std::shared_ptr<World::Impl>& owner = world.impl();
   if (owner->failure().happened()) return owner->failure().later_error();
+  if (owner->group) {
+    if (Status status = owner->group->agree("create an operator", describe(options)); !status.ok()) {
+      return status.error();
+    }
+  }
   const Result<PlanSpec> spec =
       owner->cuda ? make_gpu_gemm_spec(owner->topo, options, owner->options.sms) : make_gemm_spec(owner->topo, options);
   if (!spec.ok()) return spec.error();
@@ -334,6 +430,13 @@ MatrixShape Operator::c_shape(int rank) const {
 std::int64_t Operator::workspace_bytes() const { return impl_->new_report().workspace_bytes; }
 
 Result<RunReport> Operator::run(std::span<const GemmArguments> arguments, bool trace) {
+  if (impl_->world->group) {
+    if (arguments.size() != 1) {
+      return bad_argument(fmt::format(
+          "{} sets of matrices are given: each process of a world gives those of its own rank", arguments.size()));
+    }
+    return impl_->run_processes(arguments[0], trace);
+  }
   if (Status status = check_arguments(impl_->plan(), arguments); !status.ok()) return status.error();
   if (impl_->cuda != nullptr) {
     return impl_->run_cuda(arguments, trace);

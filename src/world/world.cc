@@ -47,6 +47,29 @@ Status check_numbers(const WorldOptions& options) {
   return Ok{};
 }
 
+Status check_processes(const WorldOptions& options) {
+  const Processes& processes = options.processes;
+  if (processes.rank < 0) return Ok{};
+  if (options.device != Device::kHost) {
+    return Error{ErrorKind::kUnsupported, "several processes are given: so far only Device::kHost runs over them"};
+  }
+  if (processes.size < 2 || processes.rank >= processes.size) {
+    return bad_argument(
+        fmt::format("processes.rank is {} of {}: there must be at least 2, and it less than their number",
+                    processes.rank, processes.size));
+  }
+  if (std::int64_t{options.nodes} * options.gpus != processes.size) {
+    return bad_argument(
+        fmt::format("nodes {} x gpus {} makes {} ranks, but {} processes were started: there must be as "
+                    "many",
+                    options.nodes, options.gpus, std::int64_t{options.nodes} * options.gpus, processes.size));
+  }
+  if (std::isnan(processes.start_s) || processes.start_s <= 0) {
+    return bad_argument(fmt::format("processes.start_s is {}: it must be more than 0", processes.start_s));
+  }
+  return Ok{};
+}
+
 Status check_options(const WorldOptions& options) {
   if (options.nodes < 1) return bad_argument(fmt::format("nodes is {}: it must be at least 1", options.nodes));
   if (options.gpus < 1) return bad_argument(fmt::format("gpus is {}: it must be at least 1", options.gpus));
@@ -62,7 +85,8 @@ Status check_options(const WorldOptions& options) {
   if (options.sms < 1 || options.sms > kMaxSms) {
     return bad_argument(fmt::format("sms is {}: it must be 1 to {}", options.sms, kMaxSms));
   }
-  if (options.device == Device::kHost && world * options.sms > kMaxThreads) {
+  if (Status processes = check_processes(options); !processes.ok()) return processes;
+  if (options.device == Device::kHost && options.processes.rank < 0 && world * options.sms > kMaxThreads) {
     return bad_argument(fmt::format("{} ranks x {} SMs need {} threads: on the host at most {} are accepted", world,
                                     options.sms, world * options.sms, kMaxThreads));
   }
@@ -124,7 +148,17 @@ Result<World> World::create(const WorldOptions& asked) {
     impl->cuda = std::move(executor.value());
     return World(std::move(impl));
   }
+  auto impl = std::make_shared<Impl>(options);
   HostExecutorOptions host;
+  if (options.processes.rank >= 0) {
+    Result<std::unique_ptr<ProcessGroup>> group = ProcessGroup::create(options);
+    if (!group.ok()) return group.error();
+    impl->group = std::move(group).value();
+    host.own_rank = impl->group->rank();
+    host.endpoint = impl->group->endpoint();
+    host.node_bells = impl->group->node_bells();
+    host.on_failure = [&bootstrap = impl->group->bootstrap()](const Error& error) { bootstrap.tell_failure(error); };
+  }
   host.topo = {options.nodes, options.gpus};
   host.sms = options.sms;
   host.link = link_model(options);
@@ -133,9 +167,15 @@ Result<World> World::create(const WorldOptions& asked) {
   host.warn_s = options.warn_s;
   host.on_warning = options.on_warning;
   Result<std::unique_ptr<HostExecutor>> executor = HostExecutor::create(host);
+  if (impl->group) {
+    const Status started = executor.ok() ? Status(Ok{}) : Status(executor.error());
+    if (Status status = impl->group->confirm("start its threads", started); !status.ok()) return status.error();
+  }
   if (!executor.ok()) return executor.error();
-  auto impl = std::make_shared<Impl>(options);
   impl->executor = std::move(executor.value());
+  if (impl->group) {
+    impl->group->bootstrap().watch([raw = impl->executor.get()](const Error& error) { raw->fail(error); });
+  }
   return World(std::move(impl));
 }
 
@@ -145,6 +185,7 @@ World& World::operator=(World&&) noexcept = default;
 World::~World() = default;
 
 int World::size() const { return impl_->topo.world(); }
+int World::rank() const { return impl_->group ? impl_->group->rank() : -1; }
 const WorldOptions& World::options() const { return impl_->options; }
 void World::abort(const std::string& reason) { impl_->fail({ErrorKind::kAborted, "the world was aborted: " + reason}); }
 

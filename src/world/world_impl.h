@@ -10,6 +10,7 @@
 #include "exec/host/host_executor.h"
 #include "mkernel/mkernel.h"
 #include "plan/topology.h"
+#include "world/process_group.h"
 
 namespace mkernel {
 
@@ -24,6 +25,16 @@ class World::Impl {
  public:
   explicit Impl(const WorldOptions& world_options)
       : options(world_options), topo{world_options.nodes, world_options.gpus} {}
+
+  ~Impl() {
+    // Before the executor goes: nobody may tell it of failures any more.
+    if (group) group->bootstrap().leave();
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  // The ranks that run in this process: all, or one.
+  bool runs(std::int32_t rank) const { return group == nullptr || group->rank() == rank; }
 
   Failure& failure() { return executor ? executor->failure() : cuda ? cuda->failure() : sim_failure; }
   void fail(Error error) {
@@ -40,6 +51,7 @@ class World::Impl {
 
   const WorldOptions options;
   const Topology topo;
+  std::unique_ptr<ProcessGroup> group;     // null when all ranks are in this process; outlives the executor
   std::unique_ptr<HostExecutor> executor;  // Device::kHost
   std::unique_ptr<CudaExecutor> cuda;      // Device::kCuda
   Failure sim_failure;

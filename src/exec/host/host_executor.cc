@@ -21,6 +21,7 @@ int core_count() { return static_cast<int>(std::max(1u, std::thread::hardware_co
 
 // A proxy needs little of a core, and the SMs need the rest.
 int network_threads(const HostExecutorOptions& options) {
+  if (options.own_rank >= 0) return 1;
   if (options.network_threads > 0) return std::min(options.network_threads, options.topo.world());
   return std::min(options.topo.world(), std::max(1, core_count() / 4));
 }
@@ -29,6 +30,7 @@ int network_threads(const HostExecutorOptions& options) {
 
 void HostShared::fail(Error error) {
   if (!failure.set(std::move(error))) return;
+  if (on_failure) on_failure(failure.error());
   FlightEntry entry;
   entry.time_ns = steady_now();
   entry.state = FlightState::kFailed;
@@ -61,8 +63,10 @@ Result<std::unique_ptr<HostExecutor>> HostExecutor::create(const HostExecutorOpt
 }
 
 HostExecutor::HostExecutor(const HostExecutorOptions& options)
-    : options_(options), start_ns_(steady_now()), log_(options.topo.world()) {
+    : options_(options), start_ns_(steady_now()), log_(options.own_rank < 0 ? options.topo.world() : 1) {
   shared_.topo = options.topo;
+  shared_.own_rank = options.own_rank;
+  shared_.on_failure = options.on_failure;
   shared_.sms = options.sms;
   shared_.cores_shared = options.topo.world() * options.sms > core_count();
   shared_.deadline_ns = to_nanos(options.deadline_s);
@@ -72,7 +76,8 @@ HostExecutor::HostExecutor(const HostExecutorOptions& options)
     shared_.streams.push_back(std::make_unique<Stream>(rank, options.sms));
   }
   if (options.topo.nodes > 1) {
-    network_ = std::make_unique<HostNetwork>(shared_, options.link, options.ring_depth, network_threads(options));
+    network_ = std::make_unique<HostNetwork>(shared_, options.link, options.endpoint, options.ring_depth,
+                                             network_threads(options));
     shared_.network = network_.get();
   }
 }
@@ -80,8 +85,16 @@ HostExecutor::HostExecutor(const HostExecutorOptions& options)
 void HostExecutor::start_threads() {
   if (network_) network_->start();
   sms_.reserve(static_cast<std::size_t>(options_.topo.world()) * options_.sms);
+  if (options_.node_bells != nullptr) {
+    Stream& own = *shared_.streams[options_.own_rank];
+    node_bells_ = std::make_unique<NodeBells>(options_.node_bells, options_.topo.gpu_of(options_.own_rank), [&own] {
+      own.progress_ns.store(steady_now(), std::memory_order_relaxed);
+      own.bell.ring_all();
+    });
+    shared_.node_bells = node_bells_.get();
+  }
   for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) {
-    for (int index = 0; index < options_.sms; ++index) {
+    for (int index = 0; runs(rank) && index < options_.sms; ++index) {
       sms_.emplace_back([this, rank, index] { Sm(shared_, rank, index).run(); });
     }
   }
@@ -93,6 +106,11 @@ HostExecutor::~HostExecutor() {
   for (const auto& stream : shared_.streams) stream->bell.ring_all();
   for (std::thread& sm : sms_) sm.join();
   if (network_) network_->join();
+}
+
+std::uint32_t HostExecutor::next_operator() {
+  std::lock_guard<std::mutex> lock(launch_mutex_);
+  return static_cast<std::uint32_t>(operators_.size());
 }
 
 Result<HostOperator*> HostExecutor::add_operator(const HostOperatorConfig& config) {
@@ -123,7 +141,7 @@ void HostExecutor::remove_operator(HostOperator* op) {
   {
     std::lock_guard<std::mutex> lock(launch_mutex_);
     name = names_[op->number()];
-    for (std::int32_t rank = 1; rank < options_.topo.world(); ++rank) {
+    for (std::int32_t rank = 1; options_.own_rank < 0 && rank < options_.topo.world(); ++rank) {
       equal = equal && op->progress(rank).launches == op->progress(0).launches;
     }
   }
@@ -135,12 +153,14 @@ void HostExecutor::remove_operator(HostOperator* op) {
     stream->bell.ring_all();
     stream->wait_released(*op);
   }
-  if (network_) {
-    if (shared_.failure.happened()) network_->wait_still();
-    network_->remove_operator(*op);
-  }
+  wait_still();
+  if (network_) network_->remove_operator(*op);
   std::lock_guard<std::mutex> lock(launch_mutex_);
   operators_[op->number()].reset();
+}
+
+void HostExecutor::wait_still() {
+  if (network_ && shared_.failure.happened()) network_->wait_still();
 }
 
 std::string HostExecutor::flight_record(std::int32_t rank) {
@@ -159,7 +179,7 @@ Status HostExecutor::check_room(std::int32_t rank) const {
                     "wait() first",
                     rank, Stream::kCapacity));
   }
-  if (log_.too_far_ahead(rank)) {
+  if (log_.too_far_ahead(log_rank(rank))) {
     return bad_argument(fmt::format("rank {} is {} launches ahead of rank {}, and no more are accepted", rank,
                                     LaunchLog::kCapacity, log_.slowest_rank()));
   }
@@ -177,6 +197,10 @@ Status HostExecutor::launch_all(HostOperator* op, std::span<const GemmArguments>
                                 std::shared_ptr<RunLog> log) {
   std::lock_guard<std::mutex> lock(launch_mutex_);
   if (shared_.failure.happened()) return shared_.failure.later_error();
+  if (options_.own_rank >= 0) {
+    if (Status room = check_room(options_.own_rank); !room.ok()) return room;
+    return launch_locked(op, options_.own_rank, arguments[0], log);
+  }
   for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) {
     if (Status room = check_room(rank); !room.ok()) return room;
   }
@@ -188,7 +212,7 @@ Status HostExecutor::launch_all(HostOperator* op, std::span<const GemmArguments>
 
 Status HostExecutor::launch_locked(HostOperator* op, std::int32_t rank, const GemmArguments& arguments,
                                    std::shared_ptr<RunLog> log) {
-  if (const auto other = log_.note(rank, op->number())) {
+  if (const auto other = log_.note(log_rank(rank), op->number())) {
     const Error error = bad_argument(fmt::format(
         "launch {} of rank {} is {}, but rank {} made its launch {} with {}: all ranks must launch the same operators "
         "in "

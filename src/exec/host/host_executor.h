@@ -1,4 +1,5 @@
-// Runs plans for real: one thread per SM of every rank, all ranks in this process, and threads that step the network.
+// Runs plans for real: one thread per SM of every rank that is in this process, which are all or one, and threads that
+// step the network.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -28,6 +29,12 @@ struct HostExecutorOptions {
   double warn_s = 30;
   std::function<void(const std::string&)> on_warning;
   int network_threads = 0;  // 0: chosen from the cores
+  // A world of several processes: the rank that runs here (-1: all), its end of the network (null with one node), and
+  // the bells of the node's GPUs (null when it has only one). Both outlive the executor.
+  std::int32_t own_rank = -1;
+  FabricEndpoint* endpoint = nullptr;
+  NodeBell* node_bells = nullptr;
+  std::function<void(const Error&)> on_failure;  // told once of the first failure, by any thread
 };
 
 // Thread-safe.
@@ -38,6 +45,8 @@ class HostExecutor {
   // All operators have been removed.
   ~HostExecutor();
 
+  // The number that the next operator gets.
+  std::uint32_t next_operator();
   // Errors: kBadArgument (too many operators), kOutOfMemory, kAborted.
   Result<HostOperator*> add_operator(const HostOperatorConfig& config);
   // Waits for the calls that all ranks have launched. Fails the world when that can never end, because some ranks have
@@ -51,6 +60,8 @@ class HostExecutor {
   // Waits until all launches of `op` on `rank` are complete. After a failure: until no thread touches a caller's
   // memory.
   Status wait(HostOperator* op, std::int32_t rank);
+  // After a failure: returns when nothing writes to any workspace any more.
+  void wait_still();
 
   // Makes every rank leave every call; the first error counts.
   void fail(Error error) { shared_.fail(std::move(error)); }
@@ -62,6 +73,9 @@ class HostExecutor {
  private:
   explicit HostExecutor(const HostExecutorOptions& options);
   void start_threads();
+  bool runs(std::int32_t rank) const { return options_.own_rank < 0 || options_.own_rank == rank; }
+  // In a world of several processes the log knows our launches only.
+  std::int32_t log_rank(std::int32_t rank) const { return options_.own_rank < 0 ? rank : 0; }
   Status check_room(std::int32_t rank) const;
   Status launch_locked(HostOperator* op, std::int32_t rank, const GemmArguments& arguments,
                        std::shared_ptr<RunLog> log);
@@ -70,6 +84,7 @@ class HostExecutor {
   Nanos start_ns_ = 0;
   HostShared shared_;
   std::unique_ptr<HostNetwork> network_;  // null with one node
+  std::unique_ptr<NodeBells> node_bells_;
   std::vector<std::thread> sms_;
 
   std::mutex launch_mutex_;  // guards the log, the order of launches, and the tables of operators

@@ -1,5 +1,7 @@
 #include "exec/host/host_network.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -12,6 +14,9 @@ namespace {
 // A thread that sleeps comes back some 50 us late (the default timer slack of Linux): shorter waits are spent awake.
 constexpr Nanos kSpinNs = 20'000;
 constexpr Nanos kLongestSleepNs = 100'000'000;
+// A process that fails leaves, and its peers' puts to it fail then. For so long whoever watches the processes may say
+// who was the first, before we blame the one whose connection broke.
+constexpr Nanos kBlameAfterNs = 1'000'000'000;
 
 }  // namespace
 
@@ -50,18 +55,24 @@ void HostLanding::stamp(std::int32_t rank, std::uint32_t number, std::int64_t fl
   shared_.flag_raised(rank, now);
 }
 
-HostNetwork::HostNetwork(HostShared& shared, const LinkModel& link, int ring_depth, int thread_count)
-    : shared_(shared),
-      landing_(shared),
-      network_(shared.topo.world(), link, &landing_,
-               [this](std::int32_t rank, Nanos) { worker_of(rank).bell.ring(); }) {
+HostNetwork::HostNetwork(HostShared& shared, const LinkModel& link, FabricEndpoint* endpoint, int ring_depth,
+                         int thread_count)
+    : shared_(shared), landing_(shared), endpoint_(endpoint) {
   const Topology& topo = shared_.topo;
+  if (endpoint_ == nullptr) {
+    network_ = std::make_unique<LocalNetwork>(topo.world(), link, &landing_,
+                                              [this](std::int32_t rank, Nanos) { worker_of(rank).bell.ring(); });
+  }
   slots_ = std::make_unique<RingSlot[]>(static_cast<std::size_t>(topo.world()) * topo.nodes);
   for (std::int32_t rank = 0; rank < topo.world(); ++rank) {
+    if (endpoint_ != nullptr && rank != shared_.own_rank) {
+      proxies_.push_back(nullptr);
+      continue;
+    }
     ProxyConfig config;
     config.rank = rank;
     config.topo = topo;
-    config.endpoint = network_.endpoint(rank);
+    config.endpoint = endpoint_ != nullptr ? endpoint_ : network_->endpoint(rank);
     config.landing = &landing_;
     config.max_post_failures_ns = shared_.deadline_ns;
     for (std::int32_t node = 0; node < topo.nodes; ++node) {
@@ -74,7 +85,9 @@ HostNetwork::HostNetwork(HostShared& shared, const LinkModel& link, int ring_dep
   }
   for (int i = 0; i < thread_count; ++i) {
     workers_.push_back(std::make_unique<Worker>());
-    for (std::int32_t rank = i; rank < topo.world(); rank += thread_count) workers_[i]->ranks.push_back(rank);
+    for (std::int32_t rank = i; rank < topo.world(); rank += thread_count) {
+      if (proxies_[rank]) workers_[i]->ranks.push_back(rank);
+    }
   }
 }
 
@@ -103,7 +116,9 @@ void HostNetwork::wait_still() {
 
 void HostNetwork::add_operator(HostOperator& op, std::shared_ptr<const PlanSource> source) {
   landing_.set_operator(op.number(), &op);
-  for (auto& proxy : proxies_) proxy->add_operator(op.number(), source.get(), op.layout(), op.start_epoch());
+  for (auto& proxy : proxies_) {
+    if (proxy) proxy->add_operator(op.number(), source.get(), op.layout(), op.start_epoch());
+  }
   sources_.push_back(std::move(source));
 }
 
@@ -121,10 +136,9 @@ bool HostNetwork::push(std::int32_t rank, std::int32_t node, const Record& recor
 
 bool HostNetwork::step_rank(std::int32_t rank) {
   Proxy& proxy = *proxies_[rank];
-  const bool worked = proxy.step(steady_now());
-  if (const auto& failure = proxy.failure()) {
-    shared_.fail({failure->own_bug ? ErrorKind::kAborted : ErrorKind::kPeerLost, failure->message()});
-  }
+  const Nanos now = steady_now();
+  const bool worked = proxy.step(now);
+  if (const auto& failure = proxy.failure()) report(*failure, now);
   if (!worked) return false;
   for (std::int32_t node = 0; node < shared_.topo.nodes; ++node) {
     if (!slot(rank, node).ring) continue;
@@ -132,6 +146,17 @@ bool HostNetwork::step_rank(std::int32_t rank) {
     if (slot(rank, node).starved.exchange(false, std::memory_order_acq_rel)) shared_.streams[rank]->bell.ring();
   }
   return true;
+}
+
+void HostNetwork::report(const ProxyFailure& failure, Nanos now) {
+  if (failure.own_bug || endpoint_ == nullptr) {
+    return shared_.fail({failure.own_bug ? ErrorKind::kAborted : ErrorKind::kPeerLost, failure.message()});
+  }
+  lost_since_ = std::min(lost_since_, now);
+  if (now - lost_since_ < kBlameAfterNs) return;
+  const std::string cause = endpoint_->last_error();
+  shared_.fail({ErrorKind::kPeerLost,
+                cause.empty() ? failure.message() : fmt::format("{}: libfabric: {}", failure.message(), cause)});
 }
 
 void HostNetwork::run(Worker& worker) {

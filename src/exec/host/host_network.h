@@ -1,4 +1,5 @@
-// The network of a host executor: rings, proxies and the in-process transport, and the threads that step them.
+// The network of a host executor: rings, proxies and their transport, and the threads that step them. The transport is
+// the in-process one when all ranks are here, and libfabric when this process runs only one.
 #pragma once
 #include <array>
 #include <atomic>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "exec/host/host_shared.h"
+#include "net/libfabric/fabric_endpoint.h"
 #include "net/local/local_transport.h"
 #include "net/proxy.h"
 #include "net/ring.h"
@@ -32,8 +34,8 @@ class HostLanding : public Landing {
 
 class HostNetwork {
  public:
-  // `thread_count` threads divide the ranks among them.
-  HostNetwork(HostShared& shared, const LinkModel& link, int ring_depth, int thread_count);
+  // `thread_count` threads divide the ranks among them. `endpoint` is the own rank's where there is one.
+  HostNetwork(HostShared& shared, const LinkModel& link, FabricEndpoint* endpoint, int ring_depth, int thread_count);
   ~HostNetwork() { join(); }
   HostNetwork(const HostNetwork&) = delete;
   HostNetwork& operator=(const HostNetwork&) = delete;
@@ -50,7 +52,7 @@ class HostNetwork {
   void add_operator(HostOperator& op, std::shared_ptr<const PlanSource> source);
   void remove_operator(HostOperator& op) { landing_.set_operator(op.number(), nullptr); }
 
-  void cut_link(std::int32_t rank) { network_.kill(rank); }
+  void cut_link(std::int32_t rank) { network_->kill(rank); }
 
   // False when the ring from `rank` to `node` is full; the rank's bell will ring when there is room.
   bool push(std::int32_t rank, std::int32_t node, const Record& record);
@@ -73,13 +75,16 @@ class HostNetwork {
   Worker& worker_of(std::int32_t rank) { return *workers_[static_cast<std::size_t>(rank) % workers_.size()]; }
   void run(Worker& worker);
   bool step_rank(std::int32_t rank);
+  void report(const ProxyFailure& failure, Nanos now);
   void wait_for_work(Worker& worker, std::uint32_t seen);
 
   HostShared& shared_;
   HostLanding landing_;
   std::unique_ptr<RingSlot[]> slots_;
-  LocalNetwork network_;
-  std::vector<std::unique_ptr<Proxy>> proxies_;
+  std::unique_ptr<LocalNetwork> network_;  // null with an endpoint
+  FabricEndpoint* endpoint_;
+  Nanos lost_since_ = kNever;                    // when the endpoint first lost a peer
+  std::vector<std::unique_ptr<Proxy>> proxies_;  // by rank; null for ranks of other processes
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::shared_ptr<const PlanSource>> sources_;  // proxies know them as long as they live
 };

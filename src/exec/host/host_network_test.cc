@@ -26,7 +26,7 @@ class HostNetworkTest : public ::testing::Test {
     shared_.topo = {2, 1};
     shared_.deadline_ns = 10'000'000'000;
     for (std::int32_t rank = 0; rank < 2; ++rank) shared_.streams.push_back(std::make_unique<Stream>(rank, 1));
-    network_ = std::make_unique<HostNetwork>(shared_, LinkModel{}, 1, 2);
+    network_ = std::make_unique<HostNetwork>(shared_, LinkModel{}, nullptr, 1, 2);
     shared_.network = network_.get();
     HostOperatorConfig config;
     config.source = source_;

@@ -1,5 +1,6 @@
 #include "exec/host/host_operator.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -13,31 +14,50 @@ namespace {
 
 constexpr std::size_t kHeapAlign = 256;
 
+// Fills a rank's zeroed heap with what it holds before the first call.
+void init_heap(const HostOperatorConfig& config, std::int32_t rank, std::byte* data) {
+  const Plan& plan = config.source->plan();
+  if (config.workspace_fill) {
+    const auto flag_bytes = static_cast<std::size_t>(2 * std::int64_t{plan.flag_count()} * 4);
+    std::memset(data, *config.workspace_fill, static_cast<std::size_t>(HeapLayout(plan).bytes()));
+    std::memset(data, 0, flag_bytes);
+  }
+  init_flags(*config.source, rank, config.start_epoch, reinterpret_cast<std::uint32_t*>(data));
+}
+
 std::vector<HeapBlock> make_heaps(const HostOperatorConfig& config) {
+  if (config.own_rank >= 0) {
+    init_heap(config, config.own_rank, config.heaps[config.own_rank]);
+    return {};
+  }
   const HeapLayout layout(config.source->plan());
   const std::int32_t world = config.source->plan().topo().world();
   std::vector<HeapBlock> heaps;
   heaps.reserve(world);
   for (std::int32_t rank = 0; rank < world; ++rank) {
     heaps.emplace_back(layout.bytes());
-    std::byte* data = heaps.back().data();
-    const auto flag_bytes = static_cast<std::size_t>(2 * std::int64_t{config.source->plan().flag_count()} * 4);
-    if (config.workspace_fill) {
-      std::memset(data, *config.workspace_fill, static_cast<std::size_t>(layout.bytes()));
-      std::memset(data, 0, flag_bytes);
-    }
-    init_flags(*config.source, rank, config.start_epoch, reinterpret_cast<std::uint32_t*>(data));
+    init_heap(config, rank, heaps.back().data());
   }
   return heaps;
 }
 
-std::vector<std::byte*> pointers(const std::vector<HeapBlock>& heaps) {
+std::vector<std::byte*> pointers(const HostOperatorConfig& config, const std::vector<HeapBlock>& heaps) {
+  if (config.own_rank >= 0) return config.heaps;
   std::vector<std::byte*> result;
   for (const HeapBlock& heap : heaps) result.push_back(heap.data());
   return result;
 }
 
+std::int64_t window_offset(const Plan& plan) { return HeapLayout(plan).bytes(); }
+
 }  // namespace
+
+std::int64_t host_heap_bytes(const Plan& plan) {
+  const PlanSpec& spec = plan.spec();
+  const bool window = spec.op == Op::kGemmAllReduce && spec.topo.gpus > 1;
+  const std::int64_t bytes = window_offset(plan) + (window ? spec.m * spec.n * dtype_bytes(spec.dtype) : 0);
+  return std::max<std::int64_t>(bytes, 1);
+}
 
 HeapBlock::HeapBlock(std::int64_t bytes)
     // calloc takes large blocks from the kernel, zeroed and not yet resident: what is never used costs nothing.
@@ -56,7 +76,8 @@ HostOperator::HostOperator(std::uint32_t number, const HostOperatorConfig& confi
       config_(config),
       servers_(config.partition, config.source->plan()),
       heaps_(make_heaps(config)),
-      memory_(config.source->plan(), pointers(heaps_)) {
+      memory_(config.source->plan(), pointers(config, heaps_)),
+      windows_(config.own_rank >= 0 && plan().spec().op == Op::kGemmAllReduce && plan().topo().gpus > 1) {
   for (int r = 0; r < kRoleCount; ++r) {
     role_begin_[r] = lanes_per_rank_;
     lanes_per_rank_ += static_cast<std::size_t>(plan().lanes(static_cast<Role>(r)));
@@ -70,8 +91,30 @@ HostOperator::HostOperator(std::uint32_t number, const HostOperatorConfig& confi
       const auto role = static_cast<Role>(r);
       for (std::int32_t l = 0; l < plan().lanes(role); ++l) lane(rank, role, l).count = source().count(rank, role, l);
     }
-    for (int sm = 0; sm < config_.sms; ++sm) scratch_.push_back(make_scratch(plan()));
+    const bool here = config_.own_rank < 0 || config_.own_rank == rank;
+    for (int sm = 0; here && sm < config_.sms; ++sm) scratch_.push_back(make_scratch(plan()));
+    for (std::uint64_t parity = 0; windows_ && parity < 2; ++parity) {
+      if (memory_.heap(rank) != nullptr) memory_.bind(rank, parity, {{}, {}, window(rank)});
+    }
   }
+}
+
+Matrix HostOperator::window(std::int32_t rank) const {
+  const PlanSpec& spec = plan().spec();
+  return Matrix::row_major(memory_.heap(rank) + window_offset(plan()), spec.m, spec.n);
+}
+
+void HostOperator::bind(std::int32_t rank, std::uint64_t epoch, const GemmArguments& arguments) {
+  memory_.bind(rank, epoch, windows_ ? GemmArguments{arguments.a, arguments.b, window(rank)} : arguments);
+}
+
+void HostOperator::deliver(std::int32_t rank, const GemmArguments& arguments) const {
+  const Dtype dtype = plan().spec().dtype;
+  const Matrix from = window(rank);
+  const Matrix& to = arguments.c;
+  const OutMatrix out{static_cast<std::byte*>(to.data), dtype, to.rows, to.cols, to.row_stride, to.col_stride};
+  if (to.rows == 0 || to.cols == 0) return;
+  copy_tile({static_cast<const std::byte*>(from.data), dtype, from.rows, from.cols, from.row_stride, 1}, &out, 1);
 }
 
 bool HostOperator::met(std::int32_t rank, const Wait& wait, std::uint64_t epoch) const {

@@ -23,7 +23,15 @@ struct HostOperatorConfig {
   bool fused = true;
   std::uint64_t start_epoch = 0;      // epochs that have run before, for tests of the wrap
   std::optional<int> workspace_fill;  // byte that the workspace is full of before creation, for tests
+  // A world of several processes: the only rank that runs here, and heaps by rank, each of at least host_heap_bytes()
+  // and zeroed; null where we cannot reach them. -1: all ranks run here, and the operator takes memory itself.
+  std::int32_t own_rank = -1;
+  std::vector<std::byte*> heaps;
 };
+
+// Bytes of one rank's heap where GPUs of a node are processes: the plan's workspace and, for GEMM + AllReduce, a window
+// for C, since no process can write into a matrix of another's caller.
+std::int64_t host_heap_bytes(const Plan& plan);
 
 // Zeroed memory, aligned to 256 bytes as Memory wants it. Throws std::bad_alloc.
 class HeapBlock {
@@ -73,12 +81,13 @@ class HostOperator {
   Lane& lane(std::int32_t rank, Role role, std::int32_t lane) { return lanes_[lane_begin(rank, role) + lane]; }
   Progress& progress(std::int32_t rank) { return progress_[rank]; }
   TileScratch& scratch(std::int32_t rank, int sm) {
-    return scratch_[static_cast<std::size_t>(rank) * config_.sms + sm];
+    const std::int32_t index = config_.own_rank < 0 ? rank : 0;
+    return scratch_[static_cast<std::size_t>(index) * config_.sms + sm];
   }
 
   // A flag of a rank's heap; `index` counts both parities.
   std::atomic_ref<std::uint32_t> flag(std::int32_t rank, std::int64_t index) const {
-    return std::atomic_ref<std::uint32_t>(reinterpret_cast<std::uint32_t*>(heaps_[rank].data())[index]);
+    return std::atomic_ref<std::uint32_t>(reinterpret_cast<std::uint32_t*>(memory_.heap(rank))[index]);
   }
   bool met(std::int32_t rank, const Wait& wait, std::uint64_t epoch) const;
 
@@ -92,6 +101,13 @@ class HostOperator {
   // Called once per rank and call. True when it was the last one.
   bool open_gate(std::uint64_t turn);
 
+  // Names the caller's matrices for `epoch`, and the window in the place of C where there is one.
+  void bind(std::int32_t rank, std::uint64_t epoch, const GemmArguments& arguments);
+  // C is written into a window of the heap first.
+  bool has_windows() const { return windows_; }
+  // Copies the window to the caller's C, when the call is complete but for that.
+  void deliver(std::int32_t rank, const GemmArguments& arguments) const;
+
   // Bytes that have landed over the network.
   std::atomic<std::int64_t> network_bytes{0};
 
@@ -100,6 +116,7 @@ class HostOperator {
   std::shared_ptr<RunLog> trace() const;
 
  private:
+  Matrix window(std::int32_t rank) const;
   std::size_t lane_begin(std::int32_t rank, Role role) const {
     return static_cast<std::size_t>(rank) * lanes_per_rank_ + role_begin_[static_cast<int>(role)];
   }
@@ -107,13 +124,14 @@ class HostOperator {
   std::uint32_t number_;
   HostOperatorConfig config_;
   Servers servers_;
-  std::vector<HeapBlock> heaps_;
+  std::vector<HeapBlock> heaps_;  // empty where the caller has given the heaps
   Memory memory_;
+  bool windows_ = false;
   std::size_t lanes_per_rank_ = 0;
   std::size_t role_begin_[kRoleCount] = {};
   std::unique_ptr<Lane[]> lanes_;
   std::unique_ptr<Progress[]> progress_;
-  std::vector<TileScratch> scratch_;
+  std::vector<TileScratch> scratch_;          // of the ranks that run here
   std::atomic<std::uint64_t> gates_[2] = {};  // by parity of the turn: how many ranks have come through, over all calls
 
   std::atomic<bool> tracing_{false};

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "exec/host/failure.h"
+#include "exec/host/node_bells.h"
 #include "exec/host/stream.h"
 #include "plan/topology.h"
 
@@ -21,13 +22,16 @@ struct HostShared {
   bool cores_shared = false;  // more SMs than cores
   Nanos deadline_ns = 0;
   Nanos warn_ns = 0;
-  std::vector<std::unique_ptr<Stream>> streams;  // by rank
+  std::int32_t own_rank = -1;                    // the only one that runs here; -1: all do
+  NodeBells* node_bells = nullptr;               // of the node's other processes; null when there are none
+  std::vector<std::unique_ptr<Stream>> streams;  // by rank; those of other processes' ranks are never used
   HostNetwork* network = nullptr;                // null with one node
   Failure failure;
   std::atomic<bool> stop{false};
 
   // A rank's flag has gone up. `now` is when.
   void flag_raised(std::int32_t rank, Nanos now) {
+    if (node_bells != nullptr && rank != own_rank) return node_bells->ring(topo.gpu_of(rank));
     streams[rank]->progress_ns.store(now, std::memory_order_relaxed);
     streams[rank]->bell.ring();
   }
@@ -58,6 +62,8 @@ struct HostShared {
     if (on_warning) on_warning(sentence);
   }
 
+  // Told of the first failure, by whoever fails; may be empty.
+  std::function<void(const Error&)> on_failure;
   std::mutex warn_mutex;
   std::function<void(const std::string&)> on_warning;
 };

@@ -218,7 +218,14 @@ bool Sm::end_call() {
   // order: pairs with finish().
   if (call_.op->progress(rank_).unfinished.load(std::memory_order_acquire) != 0) return false;
   if (!call_.op->met(rank_, source().completion(rank_), call_.epoch)) return false;
+  if (!call_.op->has_windows()) {
+    stream_.complete(call_.ticket);
+    return true;
+  }
+  // The end of the call then writes the caller's C.
+  if (!shared_.begin_act(rank_)) return false;
   stream_.complete(call_.ticket);
+  shared_.end_act(rank_);
   return true;
 }
 

@@ -45,7 +45,7 @@ void Stream::begin_next() {
   }
   const Call& call = queue_[completed_ % kCapacity];
   const Nanos now = steady_now();
-  call.op->memory().bind(rank_, call.epoch, call.arguments);
+  call.op->bind(rank_, call.epoch, call.arguments);
   call.op->start(rank_, call.ticket);
   progress_ns.store(now, std::memory_order_relaxed);
   note(call, FlightState::kStarted, now);
@@ -81,6 +81,7 @@ void Stream::complete(std::uint64_t ticket) {
     if (active_.load(std::memory_order_relaxed) != ticket) return;
     Call& call = queue_[(ticket - 1) % kCapacity];
     MK_CHECK_OP(call.ticket, ==, ticket);
+    if (call.op->has_windows()) call.op->deliver(rank_, call.arguments);
     const Nanos now = steady_now();
     if (call.log) call.log->end_ns[rank_] = now;
     call.log.reset();

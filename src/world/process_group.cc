@@ -1,0 +1,196 @@
+#include "world/process_group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "world/packet.h"
+
+namespace mkernel {
+namespace {
+
+// The first rank whose text is not the one that most ranks have (rank 0's, when in doubt), and a rank that has that.
+std::pair<std::int32_t, std::int32_t> find_different(const std::vector<std::string>& texts) {
+  std::size_t common = 0;
+  std::ptrdiff_t most = 0;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    const std::ptrdiff_t count = std::count(texts.begin(), texts.end(), texts[rank]);
+    if (count > most) {
+      most = count;
+      common = rank;
+    }
+  }
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank] != texts[common]) return {static_cast<std::int32_t>(rank), static_cast<std::int32_t>(common)};
+  }
+  return {-1, static_cast<std::int32_t>(common)};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ProcessGroup>> ProcessGroup::create(const WorldOptions& options) {
+  const Processes& processes = options.processes;
+  BootstrapOptions meeting;
+  meeting.rank = processes.rank;
+  meeting.size = processes.size;
+  meeting.job = processes.job;
+  meeting.address = processes.address;
+  meeting.start_s = processes.start_s;
+  Result<std::unique_ptr<Bootstrap>> bootstrap = Bootstrap::create(meeting);
+  if (!bootstrap.ok()) return bootstrap.error();
+  std::unique_ptr<ProcessGroup> group(new ProcessGroup(options, std::move(bootstrap).value()));
+  const std::string asked = fmt::format("a world of {} nodes with {} GPUs each over {}, by mKernel {}", options.nodes,
+                                        options.gpus, processes.provider, MKERNEL_VERSION);
+  if (Status status = group->agree("create a world", asked); !status.ok()) return status.error();
+  if (options.gpus > 1) {
+    if (Status status = group->share_bells(); !status.ok()) return status.error();
+  }
+  if (options.nodes > 1) {
+    if (Status status = group->open_endpoint(options); !status.ok()) return status.error();
+  }
+  return group;
+}
+
+Status ProcessGroup::open_endpoint(const WorldOptions& options) {
+  FabricOptions fabric;
+  fabric.provider = options.processes.provider;
+  fabric.local_address =
+      options.processes.interface.empty() ? bootstrap_->local_address() : options.processes.interface;
+  if (fabric.provider == "shm") fabric.local_address.clear();  // its addresses are no IP addresses
+  Result<std::unique_ptr<FabricEndpoint>> endpoint = FabricEndpoint::create(rank_, options.processes.size, fabric);
+  const Status opened = endpoint.ok() ? Status(Ok{}) : Status(endpoint.error());
+  if (Status status = confirm("open its endpoint", opened); !status.ok()) return status;
+  endpoint_ = std::move(endpoint).value();
+  Result<std::vector<std::string>> addresses =
+      bootstrap_->exchange("tell its address", endpoint_->address(), deadline_s_);
+  if (!addresses.ok()) return addresses.error();
+  Status connected = Ok{};
+  for (std::int32_t peer = 0; connected.ok() && peer < options.processes.size; ++peer) {
+    connected = endpoint_->connect(peer, (*addresses)[static_cast<std::size_t>(peer)]);
+  }
+  return confirm("take the addresses", connected);
+}
+
+Status ProcessGroup::share_bells() {
+  // Ranks that share memory must be where they can.
+  const Result<std::vector<std::string>> hosts = bootstrap_->exchange("name its host", host_identity(), deadline_s_);
+  if (!hosts.ok()) return hosts.error();
+  for (std::int32_t rank = 0; rank < topo_.world(); ++rank) {
+    const std::int32_t first = topo_.rank_of(topo_.node_of(rank), 0);
+    if ((*hosts)[static_cast<std::size_t>(rank)] == (*hosts)[static_cast<std::size_t>(first)]) continue;
+    return bad_argument(
+        fmt::format("gpus is {}, so ranks {} and {} are one node and share memory, but rank {} runs on {} "
+                    "and rank {} on {}: take gpus 1, or as many as the launcher starts on a host",
+                    topo_.gpus, first, rank, first, (*hosts)[static_cast<std::size_t>(first)], rank,
+                    (*hosts)[static_cast<std::size_t>(rank)]));
+  }
+  Result<std::vector<SharedBlock>> blocks =
+      share_memory("share the bells", static_cast<std::int64_t>(sizeof(NodeBell)) * topo_.gpus);
+  if (!blocks.ok()) return blocks.error();
+  bells_ = std::move((*blocks)[static_cast<std::size_t>(topo_.rank_of(topo_.node_of(rank_), 0))]);
+  return Ok{};
+}
+
+Result<std::vector<SharedBlock>> ProcessGroup::share_memory(const std::string& what, std::int64_t bytes) {
+  std::vector<SharedBlock> blocks(static_cast<std::size_t>(topo_.world()));
+  Result<SharedBlock> own = SharedBlock::create(bytes);
+  if (Status status = confirm(what + ": take memory", own.ok() ? Status(Ok{}) : Status(own.error())); !status.ok()) {
+    return status.error();
+  }
+  SharedBlock& mine = blocks[static_cast<std::size_t>(rank_)];
+  mine = std::move(own).value();
+  const Result<std::vector<std::string>> tickets = bootstrap_->exchange(what, mine.ticket(), deadline_s_);
+  if (!tickets.ok()) return tickets.error();
+  Status opened = Ok{};
+  for (std::int32_t gpu = 0; opened.ok() && gpu < topo_.gpus; ++gpu) {
+    const auto rank = static_cast<std::size_t>(topo_.rank_of(topo_.node_of(rank_), gpu));
+    if (static_cast<std::int32_t>(rank) == rank_) continue;
+    Result<SharedBlock> block = SharedBlock::open((*tickets)[rank]);
+    if (block.ok()) {
+      blocks[rank] = std::move(block).value();
+    } else {
+      opened = block.error();
+    }
+  }
+  if (Status status = confirm(what + ": map it", opened); !status.ok()) return status.error();
+  for (SharedBlock& block : blocks) block.close_ticket();
+  return blocks;
+}
+
+Status ProcessGroup::confirm(const std::string& what, const Status& status) {
+  PacketWriter mine;
+  mine.number(status.ok() ? 0 : 1 + static_cast<std::uint32_t>(status.error().kind));
+  mine.text(status.ok() ? "" : status.error().message.substr(0, Bootstrap::kMaxTextBytes / 2));
+  const Result<std::vector<std::string>> texts = bootstrap_->exchange(what, mine.bytes(), deadline_s_);
+  if (!status.ok()) return status;
+  if (!texts.ok()) return texts.error();
+  for (std::size_t rank = 0; rank < texts->size(); ++rank) {
+    PacketReader reader((*texts)[rank]);
+    const std::uint32_t kind = reader.number();
+    const std::string message = reader.text();
+    if (kind == 0 && reader.complete()) continue;
+    if (kind > 1 + static_cast<std::uint32_t>(ErrorKind::kUnsupported) || !reader.complete()) {
+      return Error{ErrorKind::kAborted, fmt::format("rank {} sent something else than it should to {}", rank, what)};
+    }
+    return Error{static_cast<ErrorKind>(kind - 1), fmt::format("rank {}: {}", rank, message)};
+  }
+  return Ok{};
+}
+
+Status ProcessGroup::agree(const std::string& what, const std::string& text) {
+  const Result<std::vector<std::string>> texts = bootstrap_->exchange(what, text, deadline_s_);
+  if (!texts.ok()) return texts.error();
+  const auto [rank, other] = find_different(*texts);
+  if (rank < 0) return Ok{};
+  return bad_argument(fmt::format("rank {} asks for {}, but rank {} for {}: all ranks must ask for the same", rank,
+                                  (*texts)[static_cast<std::size_t>(rank)], other,
+                                  (*texts)[static_cast<std::size_t>(other)]));
+}
+
+Status ProcessGroup::share_heap(std::uint32_t op, void* data, std::int64_t bytes, std::uint64_t start_epoch) {
+  if (endpoint_ == nullptr) return confirm(fmt::format("begin operator {}", op), Ok{});
+  const Result<RemoteHeap> mine = endpoint_->add_heap(op, data, bytes, start_epoch);
+  if (Status status = confirm(fmt::format("register the workspace of operator {}", op),
+                              mine.ok() ? Status(Ok{}) : Status(mine.error()));
+      !status.ok()) {
+    return status;
+  }
+  const auto all = gather(fmt::format("share the workspace of operator {}", op),
+                          {static_cast<std::int64_t>(mine->key), static_cast<std::int64_t>(mine->address)});
+  if (!all.ok()) return all.error();
+  for (std::size_t peer = 0; peer < all->size(); ++peer) {
+    const std::vector<std::int64_t>& heap = (*all)[peer];
+    endpoint_->set_remote(op, static_cast<std::int32_t>(peer),
+                          {static_cast<std::uint64_t>(heap[0]), static_cast<std::uint64_t>(heap[1])});
+  }
+  return Ok{};
+}
+
+Result<std::vector<std::vector<std::int64_t>>> ProcessGroup::gather(const std::string& what,
+                                                                    const std::vector<std::int64_t>& mine) {
+  PacketWriter writer;
+  for (const std::int64_t value : mine) {
+    writer.number(static_cast<std::uint32_t>(value)).number(static_cast<std::uint32_t>(value >> 32));
+  }
+  const Result<std::vector<std::string>> texts = bootstrap_->exchange(what, writer.bytes(), deadline_s_);
+  if (!texts.ok()) return texts.error();
+  std::vector<std::vector<std::int64_t>> all;
+  for (std::size_t rank = 0; rank < texts->size(); ++rank) {
+    PacketReader reader((*texts)[rank]);
+    std::vector<std::int64_t>& values = all.emplace_back();
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      const std::uint64_t low = reader.number();
+      values.push_back(static_cast<std::int64_t>(low | std::uint64_t{reader.number()} << 32));
+    }
+    if (!reader.complete()) {
+      const Error error{ErrorKind::kAborted,
+                        fmt::format("rank {} sent something else than it should to {}", rank, what)};
+      bootstrap_->tell_failure(error);
+      return error;
+    }
+  }
+  return all;
+}
+
+}  // namespace mkernel

@@ -1,0 +1,295 @@
+// The program as launchers start it: real processes, which also die.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/npy.h"
+#include "net/libfabric/fabric_endpoint.h"
+#include "tests/cli/cli_run.h"
+
+namespace mkernel::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+std::string content(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+class ProcessesTest : public testing::Test {
+ protected:
+  struct Rank {
+    pid_t process = -1;
+    int code = -1;  // 128 + signal when it was killed
+    double ended_s = 0;
+    std::string out;
+    std::string err;
+  };
+
+  void SetUp() override {
+    if (const std::string obstacle = fabric_obstacle(); !obstacle.empty()) GTEST_SKIP() << obstacle;
+    std::string name = (fs::temp_directory_path() / "mkernel_processes_XXXXXX").string();
+    folder_ = mkdtemp(name.data());
+  }
+  void TearDown() override {
+    for (const Rank& rank : ranks_) {
+      if (rank.process > 0 && rank.code < 0) kill(rank.process, SIGKILL);
+    }
+    if (!folder_.empty()) fs::remove_all(folder_);
+  }
+
+  // Starts the program once per rank; the functions say what the launcher would set, and the arguments.
+  void start(int size, const std::function<Variables(int)>& variables_of,
+             const std::function<std::string(int)>& line_of) {
+    ranks_.assign(static_cast<std::size_t>(size), {});
+    for (int rank = 0; rank < size; ++rank) {
+      std::vector<std::string> args = words(line_of(rank));
+      args.insert(args.begin(), MKERNEL_CLI_EXE);
+      std::vector<char*> pointers;
+      for (std::string& arg : args) pointers.push_back(arg.data());
+      pointers.push_back(nullptr);
+      const Variables variables = variables_of(rank);
+      const std::string out = (folder_ / ("out" + std::to_string(rank))).string();
+      const std::string err = (folder_ / ("err" + std::to_string(rank))).string();
+      const pid_t process = fork();
+      ASSERT_GE(process, 0);
+      if (process == 0) {
+        for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+        dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
+        dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
+        execv(pointers[0], pointers.data());
+        _exit(99);
+      }
+      ranks_[static_cast<std::size_t>(rank)].process = process;
+    }
+  }
+  void start(int size, const std::string& line) {
+    static int count = 0;
+    const std::string job = "cli " + std::to_string(getpid()) + " " + std::to_string(count++);
+    const auto variables = [&](int rank) {
+      return Variables{{"MKERNEL_RANK", std::to_string(rank)},
+                       {"MKERNEL_SIZE", std::to_string(size)},
+                       {"MKERNEL_JOB", job},
+                       {"MKERNEL_START_S", start_s_}};
+    };
+    start(size, variables, [&](int) { return line; });
+  }
+
+  // Waits for all to end, at most `limit_s`; false when some do not.
+  bool finish(double limit_s = 60) {
+    const Clock::time_point begin = Clock::now();
+    const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+    std::size_t left = ranks_.size();
+    while (left > 0 && seconds() < limit_s) {
+      left = 0;
+      for (std::size_t i = 0; i < ranks_.size(); ++i) {
+        Rank& rank = ranks_[i];
+        int status = 0;
+        if (rank.code >= 0) continue;
+        if (waitpid(rank.process, &status, WNOHANG) != rank.process) {
+          ++left;
+          continue;
+        }
+        rank.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        rank.ended_s = seconds();
+        rank.out = content(folder_ / ("out" + std::to_string(i)));
+        rank.err = content(folder_ / ("err" + std::to_string(i)));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return left == 0;
+  }
+  // All ended well, and only rank 0 said something.
+  void expect_good() {
+    ASSERT_TRUE(finish());
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      EXPECT_EQ(ranks_[rank].code, 0) << "rank " << rank << ": " << ranks_[rank].err;
+      EXPECT_EQ(ranks_[rank].out.empty(), rank > 0) << ranks_[rank].out;
+    }
+  }
+
+  std::string start_s_ = "60";
+  std::vector<Rank> ranks_;
+  fs::path folder_;
+};
+
+TEST_F(ProcessesTest, EveryOperatorIsCheckedAndSaidOnceByRank0) {
+  // src/ops/processes_test.cc has all of them in all topologies.
+  for (const char* what : {"ag_gemm --nodes 2", "gemm_rs", "gemm_ar --gpus 4", "gemm_ar --nodes 2"}) {
+    SCOPED_TRACE(what);
+    start(4, std::string("run ") + what + " --m 130 --n 70 --k 96 --repeat 2 --json");
+    expect_good();
+    const auto report = nlohmann::json::parse(ranks_[0].out);
+    EXPECT_EQ(report["check"]["ok"], true);
+    EXPECT_EQ(report["check"]["rows"], 130);
+    EXPECT_EQ(report["processes"], 4);
+    EXPECT_EQ(report["network"]["bytes"], report["network"]["bytes_bound"]);
+  }
+}
+
+TEST_F(ProcessesTest, TheResultIsThatOfOneProcessBitForBit) {
+  const std::string line = "run gemm_ar --m 200 --n 120 --k 300 --repeat 1 --nodes 2 --gpus 2 --output ";
+  const fs::path one = folder_ / "one";
+  const fs::path several = folder_ / "several";
+  fs::create_directory(one);
+  fs::create_directory(several);
+  ASSERT_EQ(run(line + one.string()).code, 0);
+  start(4, line + several.string());
+  expect_good();
+  EXPECT_EQ(content(one / "C.npy"), content(several / "C.npy"));
+}
+
+TEST_F(ProcessesTest, LaunchersAreUnderstood) {
+  const std::string unique = std::to_string(getpid());
+  const auto line = [](int) { return std::string("run gemm_ar --m 64 --n 64 --k 64 --repeat 1"); };
+  start(
+      2,
+      [&](int rank) {
+        return Variables{{"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
+                         {"OMPI_COMM_WORLD_SIZE", "2"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                         {"PMIX_NAMESPACE", unique}};
+      },
+      line);
+  expect_good();
+  // As if on two hosts: over TCP, with rank 0 at MASTER_ADDR.
+  start(
+      2,
+      [&](int rank) {
+        return Variables{{"RANK", std::to_string(rank)}, {"WORLD_SIZE", "2"},      {"LOCAL_WORLD_SIZE", "1"},
+                         {"MASTER_ADDR", "127.0.0.1"},   {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", unique}};
+      },
+      line);
+  expect_good();
+  start(
+      2,
+      [&](int rank) {
+        return Variables{
+            {"SLURM_PROCID", std::to_string(rank)}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NUM_NODES", "2"},
+            {"SLURM_STEP_NODELIST", "localhost"},   {"SLURM_JOB_ID", unique},      {"SLURM_STEP_ID", "0"}};
+      },
+      line);
+  expect_good();
+}
+
+TEST_F(ProcessesTest, MpirunStartsAWorld) {
+  if (std::system("mpirun --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "there is no mpirun (openmpi-bin)";
+  const std::string out = (folder_ / "out").string();
+  const std::string command =
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -np 4 " +
+      std::string(MKERNEL_CLI_EXE) + " run gemm_all_reduce --m 100 --n 100 --k 100 --repeat 1 --json > " + out;
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  const auto report = nlohmann::json::parse(content(out));
+  EXPECT_EQ(report["processes"], 4);
+  EXPECT_EQ(report["check"]["ok"], true);
+}
+
+TEST_F(ProcessesTest, WhatCannotBeIsRefusedByAllWithExitCode2) {
+  const char* lines[] = {"run gemm_ar --nodes 3",   "run gemm_ar --nodes 2 --gpus 2", "run gemm_ar --compare",
+                         "run gemm_ar --unfused",   "run gemm_ar --link 1:5",         "run gemm_rs --output /tmp",
+                         "run gemm_ar --device sim"};
+  for (const char* line : lines) {
+    start(2, line);
+    ASSERT_TRUE(finish(20)) << line;
+    for (const Rank& rank : ranks_) {
+      EXPECT_EQ(rank.code, 2) << line << ": " << rank.err;
+      EXPECT_NE(rank.err.find("mkernel (rank "), std::string::npos) << rank.err;
+    }
+  }
+}
+
+TEST_F(ProcessesTest, ARankThatWasAskedForSomethingElseIsNamedByAll) {
+  // Rank 1 reads files, which say other sizes.
+  const std::string job = "differ " + std::to_string(getpid());
+  const fs::path files = folder_ / "files";
+  fs::create_directory(files);
+  const std::vector<float> values(64 * 32);
+  ASSERT_TRUE(write_npy(files / "A.npy", NpyType::kF32, 64, 32, values.data(), 32).ok());
+  ASSERT_TRUE(write_npy(files / "B.npy", NpyType::kF32, 32, 64, values.data(), 64).ok());
+  const auto variables = [&](int rank) {
+    return Variables{{"MKERNEL_RANK", std::to_string(rank)}, {"MKERNEL_SIZE", "3"}, {"MKERNEL_JOB", job}};
+  };
+  start(3, variables, [&](int rank) {
+    const std::string line = "run gemm_ar --m 64 --n 64 --dtype fp32";
+    return rank == 1 ? line + " --input " + files.string() : line + " --k 33";
+  });
+  ASSERT_TRUE(finish(20));
+  for (const Rank& rank : ranks_) {
+    EXPECT_EQ(rank.code, 2) << rank.err;
+    EXPECT_NE(rank.err.find("rank 1 asks for gemm_all_reduce of 64 x 64 x 32"), std::string::npos) << rank.err;
+  }
+}
+
+// reliability.md, case 9 and the bar "a dead peer is named".
+TEST_F(ProcessesTest, WhoeverIsKilledWheneverIsNamedByAllOthersAtOnce) {
+  std::mt19937 random(20261201);
+  double slowest = 0;
+  int kills = 0;
+  int early_kills = 0;
+  start_s_ = "6";
+  const struct {
+    int size;
+    const char* line;
+  } cases[] = {{2, "run gemm_ar --m 256 --n 256 --k 256"},
+               {4, "run gemm_ar --m 256 --n 256 --k 256 --nodes 2"},
+               {3, "run gemm_rs --m 256 --n 256 --k 256"},
+               {3, "run ag_gemm --m 256 --n 256 --k 256 --gpus 3"},
+               {7, "run gemm_ar --m 200 --n 200 --k 200 --sms 1"}};
+  for (const auto& c : cases) {
+    for (int round = 0; round < 3; ++round) {
+      SCOPED_TRACE(std::string(c.line) + ", round " + std::to_string(round));
+      const std::size_t victim = random() % static_cast<std::size_t>(c.size);
+      // From the first moments of the start to the middle of the runs.
+      const auto delay = std::chrono::milliseconds(300 + random() % 600);
+      start(c.size, std::string(c.line) + " --repeat 1000000 --no-check");
+      std::this_thread::sleep_for(delay);
+      kill(ranks_[victim].process, SIGKILL);
+      ASSERT_TRUE(finish(30)) << "somebody hangs";
+      ++kills;
+      // Before it had come to the others nobody could know that it lived.
+      bool early = false;
+      for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+        if (rank == victim) continue;
+        EXPECT_EQ(ranks_[rank].code, 3) << ranks_[rank].err;
+        const auto says = [&](const std::string& text) { return ranks_[rank].err.find(text) != std::string::npos; };
+        early = early || says("did not come") || says("did not find rank 0");
+        EXPECT_TRUE(early || says("rank " + std::to_string(victim) + " died"))
+            << "rank " << rank << " after " << delay.count() << " ms: " << ranks_[rank].err;
+        EXPECT_EQ(std::count(ranks_[rank].err.begin(), ranks_[rank].err.end(), '\n'), 1) << ranks_[rank].err;
+        if (!early) slowest = std::max(slowest, ranks_[rank].ended_s);
+      }
+      early_kills += early;
+      for (const auto& file : fs::directory_iterator("/dev/shm")) {
+        EXPECT_EQ(file.path().filename().string().find("mkernel"), std::string::npos) << file.path();
+      }
+    }
+  }
+  EXPECT_LT(slowest, 5) << "seconds from the kill to the end of the last survivor";
+  EXPECT_LT(early_kills, kills);
+  std::printf(
+      "%d kills, %d of them before the world was whole; the slowest survivor ended %.0f ms after the others' kill\n",
+      kills, early_kills, slowest * 1000);
+}
+
+}  // namespace
+}  // namespace mkernel::cli

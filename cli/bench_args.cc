@@ -147,7 +147,8 @@ void add_options(OptionSet& options, BenchArgs& bench) {
                   return Ok{};
                 });
   options.value("--measured", "FILE",
-                "sim_vs_measured: rows of the suite virtual_cluster [bench/results/virtual_cluster-h200.json]",
+                "sim_vs_measured: rows of the suite virtual_cluster\n"
+                "[bench/results/virtual_cluster-h200.json]",
                 path_into("--measured", bench.measured));
   options.flag("--calibrate", "sim_vs_measured: fits the preset h200-virtual to every second case first",
                &bench.calibrate);

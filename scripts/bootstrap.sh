@@ -97,7 +97,11 @@ printf '  %s\n' "${missing[@]}"
 apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120)
 # A source that cannot be reached need not be one that is needed: the install tells.
 "${apt[@]}" update </dev/null || echo "apt-get update failed, trying with the lists that are here" >&2
-if ! "${apt[@]}" install -y --no-install-recommends "${missing[@]}" </dev/null; then
+install() { "${apt[@]}" install -y --no-install-recommends "${missing[@]}" </dev/null; }
+if install; then exit 0; fi
+before=${#missing[@]}
+need_only_required
+if [[ ${#missing[@]} -eq $before ]] || ! install; then
   echo "The packages could not be installed (see above). To try by hand, as root:" >&2
   echo "  apt-get update && apt-get install -y --no-install-recommends ${missing[*]}" >&2
   exit 2

@@ -43,10 +43,9 @@ paired rounds, inputs in turns so that the L2 cache does not hold them. Every pr
 after it is timed.
 
 What is between us and the floor. At K ≥ 4096 the card's power decides the clock (1.24 to 1.40 GHz instead of 1.98), so
-that energy per FLOP is what is left. With few tiles it is the fixed time of a launch: about 2.5 µs until the first load
-(ticket, task row, flags: three trips to the L2 cache one after the other), 1.5 µs for the last tile's way out, 2 µs
-between launches; and K is not divided over CTAs, so that 4 tiles keep 4 SMs busy. Tiles of 64 rows read as many bytes per
-product as the way from the L2 cache carries. Where N is no multiple of 8, C is written element by element; where N or K
+that energy per FLOP is what is left. With few tiles it is the fixed time of a launch: 2.5 µs until the first load (read from
+timers in the kernel), the last tile's way out and the gap between launches (not taken apart); and K is not divided over CTAs, so that 4 tiles keep 4 SMs busy. Tiles of 64 rows read more bytes per
+product. Where N is no multiple of 8, C is written element by element; where N or K
 is none, that matrix is copied first, which is part of our time.""",
     "virtual_cluster": """All ranks on one GPU, each in a green context with SMs of its own, the network by a wire behind a link model.
 *Sequential* is cuBLAS, then the same communication without GEMM; *chunked* is cuBLAS on four row chunks, each followed
@@ -56,9 +55,9 @@ communication alone: what perfect overlap would take. *Wire* is bytes / rate + l
 times the rank's share of the SMs) or balanced (as slow as the GEMM alone).
 
 What is between us and *alone*: SMs that move do not multiply (2 of 16 are 12 %), the first tile before which nothing can
-be sent, the last tile whose way through reduction and network nothing hides (about 80 µs), and the power that
-communication takes from the GEMM's clock. AllGather + GEMM loses more: beside the copies a tile takes 10 to 30 % more
-cycles than alone, and why is not known. The memory of one GPU stands for that of all ranks.""",
+be sent, the last tile whose way through reduction and network nothing hides, and the power that
+communication takes from the GEMM's clock. AllGather + GEMM loses more: beside the copies a tile took 6 to 27 % more
+cycles than alone in three runs, and why is not known. The memory of one GPU stands for that of all ranks.""",
     "small": """As above with the sizes of decoding: M = 1 to 2048. Launches, flags and latencies decide here, not FLOPs. Calls are
 launched ahead behind other work, so that the host's launch times stay outside; where launching one call takes as long
 as the call, the row says nothing (`host_us` in the detail).

@@ -27,7 +27,7 @@ namespace {
 
 // Per SM of an H200 (2026-12-01): GEMM under power cap, and bytes read plus written by movers beside GEMMs. A mover
 // reaches about 40 per ns; more is stated, since the SMs that compute move what is left at the end (GEMM + AllReduce
-// with 14, 13, 12 of 16 SMs computing: 1052, 1082, 1112 us).
+// with 14 and 13 of 16 SMs computing: 1052 and 1082 us).
 constexpr RoleCosts kGpuCosts{5000, 45, 500};
 constexpr std::int64_t kMemoryMargin = std::int64_t{512} << 20;  // left to the driver and to everybody else
 constexpr std::uint32_t kMaxCudaOperators = kMaxOperators - 1;

@@ -81,7 +81,7 @@ struct Store {
         const std::uint32_t before = signal.local != 0 ? atom_add_acq_rel_gpu(flag, 1) : atom_add_acq_rel_sys(flag, 1);
         if (before + 1 == epoch.use * signal.record_count) push_records(signal);
       } else if (signal.local != 0) {
-        // order: all that this CTA has stored for the task, before the flag; pairs with acquire() of the scheduler.
+        // order: all that this CTA has stored for the task, before the flag; pairs with the scheduler's acquire fence.
         red_add_release_gpu(flag, 1);
       } else {
         red_add_release_sys(flag, 1);  // order: the same, for other GPUs

@@ -343,8 +343,9 @@ int LibfabricEndpoint::poll(Nanos now, std::span<TransportEvent> events) {
     const std::size_t room = std::min<std::size_t>(entries.size(), events.size() - count);
     const ssize_t read = fi_cq_read(completions_.get(), entries.data(), room);
     if (read == -FI_EAVAIL) {
+      // One error per call: where there is none to read after all, this is not the place to wait for it.
       if (handle_error(events[count])) ++count;
-      continue;
+      break;
     }
     if (read <= 0) break;
     for (ssize_t i = 0; i < read; ++i) {

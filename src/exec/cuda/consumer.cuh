@@ -31,11 +31,12 @@ struct Consumer {
       const DeviceTask& task = s.ring[at.slot];
       if (task.action == DeviceAction::kGemm && call.k > 0) {
         multiply(acc, held, holding);
-        holding = is_tensor(task) && Tile::stores(wg);
+        const bool boxed = is_boxed(call, task);
+        holding = boxed && Tile::stores(wg);
         if (holding) {
           pack(acc, held);
-        } else if (!is_tensor(task)) {
-          store_direct(task, acc);
+        } else if (!boxed) {
+          store_fp32(task, acc);
         }
       } else {
         if (holding) {
@@ -55,10 +56,6 @@ struct Consumer {
   }
 
  private:
-  __device__ __forceinline__ bool is_tensor(const DeviceTask& task) const {
-    return task.path == Path::kTensor && (task.dst != Buffer::kC || call.c_matrix.wide != 0);
-  }
-
   // acc = A * B of this warpgroup's rows of the tile; the held tile is stored on the way.
   __device__ __forceinline__ void multiply(float (&acc)[kCols / 2], const std::uint32_t (&held)[kCols / 4],
                                            bool holding) {
@@ -183,52 +180,31 @@ struct Consumer {
     out.advance();
   }
 
-  // Where a tile's element (0, 0) goes, and the strides from there.
-  struct Target {
-    std::byte* base;
-    std::int64_t row_stride;
-    std::int64_t col_stride;
-    bool fp32;
-    __device__ __forceinline__ void put(std::int32_t row, std::int32_t col, float x) const {
-      const std::int64_t at = row * row_stride + col * col_stride;
-      if (fp32) {
-        reinterpret_cast<float*>(base)[at] = x;
-      } else {
-        from_float(x, reinterpret_cast<T*>(base) + at);
-      }
-    }
-  };
-  __device__ __forceinline__ Target target_of(const DeviceTask& task) const {
-    const DeviceRank& rank = call.rank;
-    if (task.dst == Buffer::kC) {
-      const DeviceMatrix& c = call.c_matrix;
-      const std::int64_t first = task.row * c.row_stride + task.col * c.col_stride;
-      return {static_cast<std::byte*>(c.data) + first * 2, c.row_stride, c.col_stride, false};
-    }
-    const bool fp32 = is_fp32(rank, task.dst);
-    const std::int64_t begin = epoch.buffer_begin(rank, task.dst) + task.dst_offset * (fp32 ? 4 : 2);
-    return {rank.heaps[rank.gpu] + begin, task.cols, 1, fp32};
-  }
-
-  __device__ __forceinline__ void store_direct(const DeviceTask& task, const float (&acc)[kCols / 2]) {
+  // Sums that stay fp32, straight from the accumulators.
+  __device__ __forceinline__ void store_fp32(const DeviceTask& task, const float (&acc)[kCols / 2]) {
     const std::int32_t lane = threadIdx.x % 32;
     const std::int32_t row0 = Tile::first_row(wg) + threadIdx.x / 32 % 4 * 16 + lane / 4;
     const std::int32_t col0 = lane % 4 * 2;
-    const Target target = target_of(task);
-    const std::int32_t rows = task.rows;
-    const std::int32_t cols = task.cols;
+    const TileTarget target(call, epoch, task);
 #pragma unroll
     for (int i = 0; i < kCols / 2; ++i) {
       const std::int32_t row = row0 + i / 2 % 2 * 8;
       const std::int32_t col = col0 + i / 4 * 8 + i % 2;
-      if (Tile::stores(wg) && row < rows && col < cols) target.put(row, col, acc[i]);
+      if (Tile::stores(wg) && row < task.rows && col < task.cols) *target.at<float>(row, col) = acc[i];
     }
     report();
   }
   __device__ void store_zeros(const DeviceTask& task) {
-    const Target target = target_of(task);
+    const TileTarget target(call, epoch, task);
+    const bool boxed = is_boxed(call, task);
     for (std::int32_t i = thread; i < task.rows * task.cols; i += kConsumerThreads) {
-      target.put(i / task.cols, i % task.cols, 0);
+      const std::int32_t row = i / task.cols;
+      const std::int32_t col = i % task.cols;
+      if (boxed) {
+        *target.at<std::uint16_t>(row, col) = 0;
+      } else {
+        *target.at<float>(row, col) = 0;
+      }
     }
     report();
   }

@@ -68,6 +68,40 @@ __device__ __forceinline__ bool is_fp32(const DeviceRank& rank, Buffer buffer) {
          (buffer == Buffer::kPartial || buffer == Buffer::kNodePartial || buffer == Buffer::kArrival);
 }
 
+// A tile leaves through shared memory box by box, but for sums that stay fp32, which the consumers write themselves.
+__device__ __forceinline__ bool is_boxed(const DeviceCall& call, const DeviceTask& task) {
+  return !is_fp32(call.rank, task.dst);
+}
+// Whether a boxed tile is stored by TMA. Otherwise it goes to rows that TMA cannot write, or it ends within a box.
+__device__ __forceinline__ bool is_tensor(const DeviceCall& call, const DeviceTask& task) {
+  return task.path == Path::kTensor && (task.dst != Buffer::kC || call.c_matrix.wide != 0);
+}
+
+// Where a tile's element (0, 0) goes, and the strides from there, in elements.
+struct TileTarget {
+  std::byte* base;
+  std::int64_t row_stride;
+  std::int64_t col_stride = 1;
+
+  __device__ TileTarget(const DeviceCall& call, const EpochView& epoch, const DeviceTask& task) {
+    const DeviceRank& rank = call.rank;
+    if (task.dst == Buffer::kC) {
+      const DeviceMatrix& c = call.c_matrix;
+      base = static_cast<std::byte*>(c.data) + (task.row * c.row_stride + task.col * c.col_stride) * 2;
+      row_stride = c.row_stride;
+      col_stride = c.col_stride;
+    } else {
+      base = rank.heaps[rank.gpu] + epoch.buffer_begin(rank, task.dst) +
+             task.dst_offset * (is_fp32(rank, task.dst) ? 4 : 2);
+      row_stride = task.cols;
+    }
+  }
+  template <class Element>
+  __device__ __forceinline__ Element* at(std::int32_t row, std::int32_t col) const {
+    return reinterpret_cast<Element*>(base) + row * row_stride + col * col_stride;
+  }
+};
+
 // How a move's rows are cut into pieces that fit a stage; producer and consumers go through the same sequence.
 // A unit is 8 elements.
 struct Slabs {

@@ -58,8 +58,10 @@ struct Mover {
       }
     } else if (task.source == Source::kNode || task.source == Source::kRail) {
       move_bulk<Kind::kSums>(task, stage);
-    } else {
+    } else if (task.dst == Buffer::kC) {
       move_bulk<Kind::kCopy>(task, stage);
+    } else {
+      copy_bulk(task, stage);
     }
   }
 
@@ -84,6 +86,42 @@ struct Mover {
     // in registers throughout the kernel.
     __device__ __forceinline__ std::int32_t from(int j) const { return min(at(j), count - 1); }
   };
+
+  // Copies to packed buffers are bulk stores out of the stage. One thread starts them; a stage is free when it has been
+  // read, which is asked a slab later.
+  __device__ __forceinline__ void copy_bulk(const DeviceTask& task, RingPosition<Tile::kStages>& stage) const {
+    const Slabs slabs(task, call.rank, Tile::kStageBytes);
+    const bool starter = thread < 32;
+    std::uint32_t last = Tile::kStages;  // none
+    slabs.for_each([&](std::int32_t row, std::int32_t rows, std::int32_t unit, std::int32_t units) {
+      s.full[stage.slot].wait(stage.phase);
+      if (!starter) {
+        release_warp(s.empty[stage.slot]);
+      } else if (elect_thread()) {
+        const std::int64_t offset = (task.dst_offset + (std::int64_t{row} * slabs.row_units + unit) * 8) * 2;
+        store_slab_thread(task, offset, s.stages[stage.slot], rows * units * 16);
+        bulk_wait_read_thread<1>();
+        if (last != Tile::kStages) s.empty[last].arrive();
+      }
+      __syncwarp();
+      last = stage.slot;
+      stage.advance();
+    });
+    if (starter && elect_thread()) {
+      bulk_wait_thread();
+      if (last != Tile::kStages) s.empty[last].arrive();
+    }
+  }
+  __device__ __forceinline__ void store_slab_thread(const DeviceTask& task, std::int64_t offset, const std::byte* s_src,
+                                                    std::int32_t bytes) const {
+    const DeviceRank& rank = call.rank;
+    const std::int64_t begin = epoch.buffer_begin(rank, task.dst) + offset;
+    for_each_target(task, [&](std::int32_t gpu) { bulk_store_thread(rank.heaps[gpu] + begin, s_src, bytes); });
+    if (task.keep_result) {
+      bulk_store_thread(rank.heaps[rank.gpu] + epoch.buffer_begin(rank, Buffer::kResult) + offset, s_src, bytes);
+    }
+    bulk_commit_thread();
+  }
 
   template <Kind kKind>
   __device__ __forceinline__ void move_bulk(const DeviceTask& task, RingPosition<Tile::kStages>& stage) const {

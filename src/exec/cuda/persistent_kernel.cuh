@@ -72,7 +72,7 @@ __device__ __forceinline__ void leave_warp(const DeviceCall& call, std::uint64_t
       }
     }
   }
-  fence_acquire_sys();  // order: what the flags vouch for comes before the end of the call
+  if (rank.completion.span != 0) fence_acquire_sys();  // order: what the flags vouch for comes before the call's end
   leave = __any_sync(0xffffffffu, leave);
   if (leave) {
     if (lane == 0) st_relaxed_sys(&rank.control->abort, 1);
@@ -90,6 +90,14 @@ template <class Tile, class T, Major kMajorB>
 __global__ void __launch_bounds__(kThreads, 1) persistent_kernel(const __grid_constant__ DeviceCall call) {
   extern __shared__ __align__(1024) std::byte raw[];
   auto& s = *reinterpret_cast<SharedMemory<Tile>*>(raw);
+  std::uint32_t first_ticket = 0;
+  if (threadIdx.x == 96 && Scheduler<Tile>::draws_ticket(call))
+    first_ticket = Scheduler<Tile>::draw_ticket_thread(call);
+  if (threadIdx.x == 32) {
+    prefetch_map_thread(call.a);
+    prefetch_map_thread(call.b);
+    prefetch_map_thread(call.c);
+  }
   if (threadIdx.x == 0) {
     init_shared_thread(s, call);
     tell_c_thread(call, s.epoch);
@@ -105,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 1) persistent_kernel(const __grid_co
       if (elect_thread()) Producer<Tile, kMajorB>{call, s, epoch}.run_thread();
       __syncwarp();  // the warp meets the last barrier as a whole
     } else if (warp == 3) {
-      Scheduler<Tile>{call, s, epoch}.run_warp();
+      Scheduler<Tile>{.call = call, .s = s, .epoch = epoch, .first_ticket = first_ticket}.run_warp();
     } else {
       Store<Tile>{call, s, epoch, warp - 1}.run_warp();
     }

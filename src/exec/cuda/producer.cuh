@@ -22,7 +22,7 @@ struct Producer {
       const DeviceTask& task = s.ring[at.slot];
       // order: what the scheduler has acquired for this task comes before our loads; pairs with the signals of
       // whoever wrote it (Store::raise, the network's stamps).
-      fence_proxy_async();
+      if ((task.waits[0].span | task.waits[1].span) != 0) fence_proxy_async();
       if (task.action == DeviceAction::kGemm) {
         load_tile(task);
       } else {

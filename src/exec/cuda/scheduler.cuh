@@ -40,7 +40,9 @@ struct Scheduler {
   const std::uint32_t* flags = epoch.flag(call.rank, call.rank.gpu, 0);
   RingPosition<kTaskRing> at{0, 1};
   std::uint32_t picked_phase = 0;
-  bool unpicked = false;           // the last task has not been picked up
+  bool unpicked = false;       // the last task has not been picked up
+  std::uint32_t first_ticket;  // drawn before the kernel's first barrier, unless the CTA is a mover; of thread 0
+  bool has_ticket = draws_ticket(call);
   std::uint32_t claimed = kNone;   // row of the compute task that this CTA holds
   std::uint32_t claimed_word = 0;  // of that row, the word that this thread copies
   bool has_second = false;         // a move has been taken together with the last one
@@ -53,6 +55,14 @@ struct Scheduler {
   bool tile_open = false;  // the last task was a tile, whose results the consumers may still hold
   std::uint64_t idle_since = 0;
   std::uint64_t host_polled = 0;
+
+  // Whether a CTA begins with a tile.
+  __device__ static bool draws_ticket(const DeviceCall& call) {
+    return (call.parts & kPartCompute) != 0 && static_cast<std::int32_t>(blockIdx.x) < call.compute_ctas;
+  }
+  __device__ static std::uint32_t draw_ticket_thread(const DeviceCall& call) {
+    return atom_add_relaxed_gpu(&call.rank.heads[0].next, 1);
+  }
 
   __device__ void run_warp() {
     for (;;) {
@@ -108,8 +118,9 @@ struct Scheduler {
 
   __device__ bool try_compute() {
     if (claimed == kNone && compute_left) {
-      std::uint32_t ticket = 0;
-      if (lane == 0) ticket = atom_add_relaxed_gpu(&call.rank.heads[0].next, 1);
+      std::uint32_t ticket = first_ticket;
+      if (lane == 0 && !has_ticket) ticket = draw_ticket_thread(call);
+      has_ticket = false;
       ticket = __shfl_sync(kWholeWarp, ticket, 0);
       compute_left = ticket < compute.count;
       if (compute_left) {
@@ -120,9 +131,11 @@ struct Scheduler {
     if (claimed == kNone) return false;
     const Wait first = wait_of(claimed_word, 0);
     const Wait other = wait_of(claimed_word, 1);
-    // Every thread looks, and they may see different things.
-    if (!__all_sync(kWholeWarp, are_met(first, other, flags, epoch.use))) return false;
-    fence_acquire_sys();  // order: what the task reads comes after its flags; pairs with Store::raise(), the stamps
+    if ((first.span | other.span) != 0) {
+      // Every thread looks, and they may see different things.
+      if (!__all_sync(kWholeWarp, are_met(first, other, flags, epoch.use))) return false;
+      fence_acquire_sys();  // order: what the task reads comes after its flags; pairs with Store::raise(), the stamps
+    }
     word = claimed_word;
     claimed = kNone;
     return true;

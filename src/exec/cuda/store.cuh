@@ -23,10 +23,15 @@ struct Store {
       const DeviceTask& task = s.ring[at.slot];
       const bool signals =
           task.signals[0].gpu_begin != task.signals[0].gpu_end || task.signals[1].gpu_begin != task.signals[1].gpu_end;
-      if (task.action == DeviceAction::kGemm && task.path == Path::kTensor &&
-          (task.dst != Buffer::kC || call.c_matrix.wide != 0) && call.k > 0) {
-        store_tile(task);
-        if (signals && elect_thread()) bulk_wait_thread();
+      if (task.action == DeviceAction::kGemm && call.k > 0 && is_boxed(call, task)) {
+        if (!Tile::stores(wg)) {
+          // the other warpgroup has the results
+        } else if (is_tensor(call, task)) {
+          store_tile(task);
+          if (signals && elect_thread()) bulk_wait_thread();
+        } else {
+          write_tile_warp(task);
+        }
       } else if (task.action == DeviceAction::kGemm || task.action == DeviceAction::kMove) {
         // order: what the consumers have stored comes before our signals; pairs with Consumer::report().
         s.staged[wg][in.slot].wait(in.phase);
@@ -46,7 +51,7 @@ struct Store {
       __syncwarp();
       if (lane == 0) s.ring_empty[at.slot].arrive();
     }
-    if (elect_thread()) bulk_wait_thread();
+    if (elect_thread()) bulk_wait_read_thread();  // the end of the kernel completes the rest
   }
 
  private:
@@ -57,7 +62,6 @@ struct Store {
     const std::int32_t row =
         (to_c ? task.row : static_cast<std::int32_t>(task.dst_offset / Tile::kBn)) + Tile::first_row(wg);
     const std::int32_t col = to_c ? task.col : 0;
-    if (!Tile::stores(wg)) return;
     for (int box = 0; box < Tile::kBoxes; ++box) {
       // order: the consumers' writes to shared memory, fenced for the async proxy; pairs with Consumer::put_box().
       s.staged[wg][in.slot].wait(in.phase);
@@ -67,6 +71,42 @@ struct Store {
         bulk_wait_read_thread();
         s.unstaged[wg][in.slot].arrive();
       }
+      in.advance();
+    }
+  }
+
+  // The same where TMA stores do not fit: each thread writes two elements of a row, 32 columns apart.
+  __device__ void write_tile_warp(const DeviceTask& task) {
+    const TileTarget target(call, epoch, task);
+    const std::int32_t row0 = Tile::first_row(wg);
+    const std::int32_t rows = min(64, task.rows - row0);
+    const std::uint32_t chunk = lane / 8;  // of 8 columns
+    for (std::int32_t box = 0; box < Tile::kBoxes; ++box) {
+      s.staged[wg][in.slot].wait(in.phase);
+      const std::byte* s_box = s.staging[wg][in.slot] + lane % 8 * 2;
+      const std::int32_t col = box * 64 + static_cast<std::int32_t>(lane);
+      const bool first = col < task.cols;
+      const bool second = col + 32 < task.cols;
+      std::uint16_t* p = target.at<std::uint16_t>(row0, col);
+      std::uint16_t* q = p + 32 * target.col_stride;
+      for (std::int32_t base = 0; base < rows; base += 8) {
+        std::uint16_t bits[8][2];
+#pragma unroll
+        for (std::uint32_t j = 0; j < 8; ++j) {  // rows of a swizzle atom
+          const std::byte* s_row = s_box + (base + j) * 128;
+          bits[j][0] = *reinterpret_cast<const std::uint16_t*>(s_row + (chunk ^ j) * 16);
+          bits[j][1] = *reinterpret_cast<const std::uint16_t*>(s_row + ((chunk + 4) ^ j) * 16);
+        }
+#pragma unroll
+        for (std::int32_t j = 0; j < 8; ++j) {
+          if (base + j < rows && first) *p = bits[j][0];
+          if (base + j < rows && second) *q = bits[j][1];
+          p += target.row_stride;
+          q += target.row_stride;
+        }
+      }
+      __syncwarp();  // all have read the box
+      if (lane == 0) s.unstaged[wg][in.slot].arrive();
       in.advance();
     }
   }

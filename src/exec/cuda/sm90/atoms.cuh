@@ -9,6 +9,7 @@
 #include <cutlass/arch/reg_reconfig.h>
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
 
@@ -80,6 +81,9 @@ __device__ __forceinline__ bool elect_thread() { return cute::elect_one_sync() !
 // The default L2 policy, as a cache hint (createpolicy's "evict_normal").
 inline constexpr std::uint64_t kEvictNormal = 0x1000000000000000ull;
 
+// Fetches a map before its first use.
+__device__ __forceinline__ void prefetch_map_thread(const CUtensorMap& map) { cute::prefetch_tma_descriptor(&map); }
+
 // Loads the box of `map` at (x, y), x the contiguous coordinate; completes on `full`.
 __device__ __forceinline__ void tma_load_thread(void* s_dst, const CUtensorMap& map, std::int32_t x, std::int32_t y,
                                                 Mbarrier& full) {
@@ -94,9 +98,16 @@ __device__ __forceinline__ void tma_store_thread(const CUtensorMap& map, const v
                                                  std::int32_t y) {
   cute::SM90_TMA_STORE_2D::copy(&map, s_src, x, y);
 }
+// Stores `bytes` contiguous bytes; both addresses and the size are multiples of 16. Joins the open bulk group.
+__device__ __forceinline__ void bulk_store_thread(void* g_dst, const void* s_src, std::int32_t bytes) {
+  cute::SM90_BULK_COPY_S2G::copy(s_src, g_dst, bytes);
+}
 __device__ __forceinline__ void bulk_commit_thread() { cute::tma_store_arrive(); }
-// Waits until the sources of all bulk stores of this thread have been read.
-__device__ __forceinline__ void bulk_wait_read_thread() { cute::tma_store_wait<0>(); }
+// Waits until all but the last kPending bulk groups of this thread have read their sources.
+template <int kPending = 0>
+__device__ __forceinline__ void bulk_wait_read_thread() {
+  cute::tma_store_wait<kPending>();
+}
 // Waits until all bulk stores of this thread are complete and visible to it.
 __device__ __forceinline__ void bulk_wait_thread() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 

@@ -29,8 +29,8 @@ constexpr std::size_t kTransferBytes = std::size_t{1} << 30;  // Linux moves at 
 
 // Takes views, so that errno can be an argument: nothing allocates before it is read.
 Error io_error(std::string_view name, std::string_view what, int error_number) {
-  return {ErrorKind::kIo, std::string(name) + ": " + std::string(what) + ": " +
-                              std::generic_category().message(error_number)};
+  return {ErrorKind::kIo,
+          std::string(name) + ": " + std::string(what) + ": " + std::generic_category().message(error_number)};
 }
 
 // Reads bytes [offset, offset + out.size()) of a file.
@@ -91,10 +91,9 @@ Status read_fortran(const NpyHeader& header, const ReadAt& read_at, std::byte* o
   return Ok{};
 }
 
-Result<NpyMatrix> load(const NpyHeader& header, std::string_view name, std::uint64_t max_bytes,
-                       const ReadAt& read_at) {
-  const std::string size = std::to_string(header.data_bytes) + " bytes (" +
-                           sized(header.rows, header.cols, header.type) + ")";
+Result<NpyMatrix> load(const NpyHeader& header, std::string_view name, std::uint64_t max_bytes, const ReadAt& read_at) {
+  const std::string size =
+      std::to_string(header.data_bytes) + " bytes (" + sized(header.rows, header.cols, header.type) + ")";
   if (static_cast<std::uint64_t>(header.data_bytes) > max_bytes) {
     return Error{ErrorKind::kOutOfMemory, std::string(name) + ": the matrix has " + size + ", accepted are at most " +
                                               std::to_string(max_bytes)};
@@ -104,8 +103,8 @@ Result<NpyMatrix> load(const NpyHeader& header, std::string_view name, std::uint
   try {
     matrix.data.resize(static_cast<std::size_t>(header.data_bytes));
     const bool transpose = header.fortran && header.rows > 1 && header.cols > 1;
-    Status status = transpose ? read_fortran(header, read_at, matrix.data.data())
-                              : read_at(header.data_offset, matrix.data);
+    Status status =
+        transpose ? read_fortran(header, read_at, matrix.data.data()) : read_at(header.data_offset, matrix.data);
     if (!status) return status.error();
   } catch (const std::bad_alloc&) {
     return Error{ErrorKind::kOutOfMemory, std::string(name) + ": there is no memory for " + size};

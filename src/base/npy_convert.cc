@@ -73,10 +73,8 @@ void convert(const NpyMatrix& matrix, Dtype dtype, std::vector<std::byte>& out) 
   const std::byte* in = matrix.data.data();
   const std::size_t count = matrix.data.size() / sizeof(typename Reader::Raw);
   switch (dtype) {
-    case Dtype::kBf16:
-      return convert_each<Reader>(in, out.data(), count, [](auto value) { return to_bf16(value); });
-    case Dtype::kFp16:
-      return convert_each<Reader>(in, out.data(), count, [](auto value) { return to_fp16(value); });
+    case Dtype::kBf16: return convert_each<Reader>(in, out.data(), count, [](auto value) { return to_bf16(value); });
+    case Dtype::kFp16: return convert_each<Reader>(in, out.data(), count, [](auto value) { return to_fp16(value); });
     case Dtype::kFp32:
       return convert_each<Reader>(in, out.data(), count, [](auto value) { return static_cast<float>(value); });
   }
@@ -103,8 +101,8 @@ Result<std::vector<std::byte>> npy_to_dtype(const NpyMatrix& matrix, Dtype dtype
     const std::size_t count = matrix.data.size() / static_cast<std::size_t>(npy_type_bytes(*type));
     out.resize(count * static_cast<std::size_t>(dtype_bytes(dtype)));
   } catch (const std::bad_alloc&) {
-    return Error{ErrorKind::kOutOfMemory, matrix.name + ": there is no memory to convert " +
-                                              sized(matrix.rows, matrix.cols, matrix.type)};
+    return Error{ErrorKind::kOutOfMemory,
+                 matrix.name + ": there is no memory to convert " + sized(matrix.rows, matrix.cols, matrix.type)};
   }
   switch (*type) {
     case NpyType::kF16: convert<ReadF16>(matrix, dtype, out); break;

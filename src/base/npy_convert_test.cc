@@ -108,9 +108,9 @@ TEST(NpyConvert, LongIntegersAreRoundedOnce) {
   // Ties of bf16 (8 bits), fp32 (24 bits) and one more in the last place, which a double would drop.
   const std::int64_t bf16_tie = (std::int64_t{1} << 62) + (std::int64_t{1} << 54);
   const std::int64_t fp32_tie = (std::int64_t{1} << 62) + (std::int64_t{1} << 38);
-  const NpyMatrix matrix = matrix_of<std::int64_t>(
-      NpyType::kI64, {bf16_tie, bf16_tie + 1, -bf16_tie - 1, fp32_tie, fp32_tie + 1, -fp32_tie - 1, INT64_MAX,
-                      INT64_MIN, (std::int64_t{1} << 53) + 1});
+  const NpyMatrix matrix =
+      matrix_of<std::int64_t>(NpyType::kI64, {bf16_tie, bf16_tie + 1, -bf16_tie - 1, fp32_tie, fp32_tie + 1,
+                                              -fp32_tie - 1, INT64_MAX, INT64_MIN, (std::int64_t{1} << 53) + 1});
   EXPECT_EQ(converted<std::uint16_t>(matrix, Dtype::kBf16),
             (Bits{0x5e80, 0x5e81, 0xde81, 0x5e80, 0x5e80, 0xde80, 0x5f00, 0xdf00, 0x5a00}));
   EXPECT_EQ(converted<std::uint16_t>(matrix, Dtype::kFp16),
@@ -138,8 +138,8 @@ TEST(NpyConvert, LongIntegersGoToTheNearestFloatLikeTheProcessorsOwnConversion) 
 }
 
 TEST(NpyConvert, IntegersOf32BitsAreRoundedOnce) {
-  const NpyMatrix matrix = matrix_of<std::int32_t>(
-      NpyType::kI32, {0x40400000, 0x40400001, INT32_MAX, INT32_MIN, 65519, 65520, 2049, 2051});
+  const NpyMatrix matrix =
+      matrix_of<std::int32_t>(NpyType::kI32, {0x40400000, 0x40400001, INT32_MAX, INT32_MIN, 65519, 65520, 2049, 2051});
   EXPECT_EQ(converted<std::uint16_t>(matrix, Dtype::kBf16),
             (Bits{0x4e80, 0x4e81, 0x4f00, 0xcf00, 0x4780, 0x4780, 0x4500, 0x4500}));
   EXPECT_EQ(converted<std::uint16_t>(matrix, Dtype::kFp16),

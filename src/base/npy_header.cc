@@ -16,8 +16,7 @@ using npy_detail::matrix_bytes;
 using npy_detail::sized;
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr std::string_view kAccepted =
-    "accepted are '<f4', '<f8', '<f2', '<V2' (bf16), '<u2', '<i4', '<i8' and '|i1'";
+constexpr std::string_view kAccepted = "accepted are '<f4', '<f8', '<f2', '<V2' (bf16), '<u2', '<i4', '<i8' and '|i1'";
 
 // A piece of the file for a message: short, on one line, printable.
 std::string excerpt(std::string_view text) {

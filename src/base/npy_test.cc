@@ -34,9 +34,7 @@ std::string slurp(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-void spill(const fs::path& path, const std::string& content) {
-  std::ofstream(path, std::ios::binary) << content;
-}
+void spill(const fs::path& path, const std::string& content) { std::ofstream(path, std::ios::binary) << content; }
 
 std::span<const std::byte> bytes_of(const std::string& text) {
   return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
@@ -76,17 +74,17 @@ struct CorpusFile {
 // What NumPy 2.4 with ml_dtypes 0.6 wrote: element i, counted row by row, is i * 1.5 - 4 in the files of floats and
 // i - 4 in those of integers; u2 holds the bit patterns of bf16.
 constexpr CorpusFile kCorpus[] = {
-    {"numpy_f2.npy", NpyType::kF16, 3, 4},       {"numpy_f2_fortran.npy", NpyType::kF16, 3, 4},
-    {"numpy_f4.npy", NpyType::kF32, 3, 4},       {"numpy_f4_fortran.npy", NpyType::kF32, 3, 4},
-    {"numpy_f8.npy", NpyType::kF64, 3, 4},       {"numpy_f8_fortran.npy", NpyType::kF64, 3, 4},
-    {"numpy_bf16.npy", NpyType::kBf16, 3, 4},    {"numpy_bf16_fortran.npy", NpyType::kBf16, 3, 4},
-    {"numpy_u2.npy", NpyType::kU16, 3, 4},       {"numpy_i1.npy", NpyType::kI8, 3, 4},
-    {"numpy_i1_fortran.npy", NpyType::kI8, 3, 4}, {"numpy_i4.npy", NpyType::kI32, 3, 4},
+    {"numpy_f2.npy", NpyType::kF16, 3, 4},         {"numpy_f2_fortran.npy", NpyType::kF16, 3, 4},
+    {"numpy_f4.npy", NpyType::kF32, 3, 4},         {"numpy_f4_fortran.npy", NpyType::kF32, 3, 4},
+    {"numpy_f8.npy", NpyType::kF64, 3, 4},         {"numpy_f8_fortran.npy", NpyType::kF64, 3, 4},
+    {"numpy_bf16.npy", NpyType::kBf16, 3, 4},      {"numpy_bf16_fortran.npy", NpyType::kBf16, 3, 4},
+    {"numpy_u2.npy", NpyType::kU16, 3, 4},         {"numpy_i1.npy", NpyType::kI8, 3, 4},
+    {"numpy_i1_fortran.npy", NpyType::kI8, 3, 4},  {"numpy_i4.npy", NpyType::kI32, 3, 4},
     {"numpy_i4_fortran.npy", NpyType::kI32, 3, 4}, {"numpy_i8.npy", NpyType::kI64, 3, 4},
     {"numpy_i8_fortran.npy", NpyType::kI64, 3, 4}, {"numpy_vector.npy", NpyType::kF32, 1, 7},
-    {"numpy_version2.npy", NpyType::kF32, 3, 4}, {"numpy_version3.npy", NpyType::kF32, 3, 4},
-    {"numpy_no_rows.npy", NpyType::kF32, 0, 5},  {"numpy_no_cols.npy", NpyType::kF32, 5, 0},
-    {"numpy_one.npy", NpyType::kF32, 1, 1},      {"numpy_wide.npy", NpyType::kF16, 2, 40},
+    {"numpy_version2.npy", NpyType::kF32, 3, 4},   {"numpy_version3.npy", NpyType::kF32, 3, 4},
+    {"numpy_no_rows.npy", NpyType::kF32, 0, 5},    {"numpy_no_cols.npy", NpyType::kF32, 5, 0},
+    {"numpy_one.npy", NpyType::kF32, 1, 1},        {"numpy_wide.npy", NpyType::kF16, 2, 40},
 };
 
 bool is_integer(NpyType type) { return type == NpyType::kI8 || type == NpyType::kI32 || type == NpyType::kI64; }
@@ -178,9 +176,19 @@ void expect_transposed(const fs::path& path, NpyType type, std::int64_t rows, st
 TEST_F(Npy, FortranOrderIsTurnedAroundWithinAndAcrossBlocks) {
   const fs::path path = dir_ / "a.npy";
   // Blocks have at most 4096 rows and 2^18 elements: one and several, whole and cut, each way.
-  for (const auto& [rows, cols] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-           {1, 1}, {1, 9}, {9, 1}, {2, 3}, {4096, 64}, {4097, 65}, {8192, 3}, {8193, 130}, {3, 100000}, {5, 52429},
-           {100000, 3}, {0, 4}, {4, 0}}) {
+  for (const auto& [rows, cols] : std::vector<std::pair<std::int64_t, std::int64_t>>{{1, 1},
+                                                                                     {1, 9},
+                                                                                     {9, 1},
+                                                                                     {2, 3},
+                                                                                     {4096, 64},
+                                                                                     {4097, 65},
+                                                                                     {8192, 3},
+                                                                                     {8193, 130},
+                                                                                     {3, 100000},
+                                                                                     {5, 52429},
+                                                                                     {100000, 3},
+                                                                                     {0, 4},
+                                                                                     {4, 0}}) {
     expect_transposed<std::int32_t>(path, NpyType::kI32, rows, cols);
   }
   for (const auto& [rows, cols] : std::vector<std::pair<std::int64_t, std::int64_t>>{{7, 5}, {4099, 67}}) {
@@ -348,8 +356,8 @@ TEST_F(Npy, ASymbolicLinkIsFollowedAndStays) {
   EXPECT_TRUE(fs::is_symlink(dir_ / "link.npy"));
   EXPECT_TRUE(read_npy(dir_ / "elsewhere" / "a.npy", kLimit));
   fs::create_symlink("nothing.npy", dir_ / "dangling.npy");
-  expect_status(write_npy(dir_ / "dangling.npy", NpyType::kF32, 1, 1, data, 1), ErrorKind::kIo,
-                dir_ / "dangling.npy", "cannot be followed");
+  expect_status(write_npy(dir_ / "dangling.npy", NpyType::kF32, 1, 1, data, 1), ErrorKind::kIo, dir_ / "dangling.npy",
+                "cannot be followed");
 }
 
 TEST_F(Npy, AFailedWriteIsReportedAndLeavesTheOldFileAndNothingElse) {

@@ -35,8 +35,9 @@ Status launch_direct(CudaOperator* op, std::int32_t rank, const GemmArguments& a
   }
   if (launch->copy_a) {
     const DeviceMatrix from{arguments.a.data, arguments.a.row_stride, arguments.a.col_stride, 0};
-    launch_repack(launch->call.a_matrix.data, launch->call.a_matrix.row_stride, from, arguments.a.rows,
-                  arguments.a.cols, stream);
+    launch_repack(
+        {launch->call.a_matrix.data, launch->call.a_matrix.row_stride, from, arguments.a.rows, arguments.a.cols}, {},
+        stream);
   }
   launch->call.compute_ctas = how.compute_ctas;
   launch->kernel.kernel<<<static_cast<unsigned>(how.ctas), kThreads,

@@ -31,8 +31,8 @@ struct ReferenceSpec {
 struct CheckReport {
   double max_rel_error = 0;  // ||out - ref||_F / ||ref||_F over the checked rows
   double max_abs_error = 0;
-  double worst_ratio = 0;        // the largest |out - ref| / bound; at most 1 when all is well
-  std::int64_t worst_row = -1;   // where; -1 when every element is exact
+  double worst_ratio = 0;       // the largest |out - ref| / bound; at most 1 when all is well
+  std::int64_t worst_row = -1;  // where; -1 when every element is exact
   std::int64_t worst_col = -1;
   std::int64_t checked_rows = 0;
   bool ok = true;        // worst_ratio <= 1

@@ -76,8 +76,7 @@ class TileScratch {
 
 // Every out (R, C) = a (R, K) * b (K, C), summed in fp32 and rounded once to the type of that out. K = 0 gives zeros;
 // no rows or no columns: nothing happens. Outs overlap neither the inputs nor each other.
-void gemm_tile(const ConstMatrix& a, const ConstMatrix& b, const OutMatrix* outs, int out_count,
-               TileScratch& scratch);
+void gemm_tile(const ConstMatrix& a, const ConstMatrix& b, const OutMatrix* outs, int out_count, TileScratch& scratch);
 
 // Every out = inputs[0] + inputs[1] + ..., added in this order in fp32 and rounded once. The sum starts from the first
 // input, not from 0, so a sum of -0.0 stays -0.0. There is at least one input, and any size is served. An out may be

@@ -68,7 +68,7 @@ int main() {
         if (size > 8192) spec.tiling = {1024, 1024, 4, 8, 1 << 20, 1 << 18, 8};  // so that tasks stay few
         const Plan plan(spec);
         ++plans;
-        for (std::int32_t rank = 0; rank < topo.world(); rank += topo.world() > 8 ? 5 : 1) {
+        for (std::int32_t rank = 0; rank<topo.world(); rank += topo.world()> 8 ? 5 : 1) {
           for (int role = 0; role < kRoleCount; ++role) {
             for (std::int32_t lane = 0; lane < plan.lanes(static_cast<Role>(role)); ++lane) {
               if (plan.count(rank, static_cast<Role>(role), lane) > kMaxTasks) continue;

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <string_view>
 
 #include "plan/plan.h"
 

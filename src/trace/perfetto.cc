@@ -68,8 +68,8 @@ class Rows {
  public:
   int place(const TraceEvent& event) {
     // Half a nanosecond: times that were added up in another order do not make two rows of one.
-    const auto free = std::find_if(ends_.begin(), ends_.end(),
-                                   [&](double end) { return end <= event.begin_us + 0.0005; });
+    const auto free =
+        std::find_if(ends_.begin(), ends_.end(), [&](double end) { return end <= event.begin_us + 0.0005; });
     const auto row = static_cast<int>(free - ends_.begin());
     if (free == ends_.end()) {
       ends_.push_back(event.end_us);

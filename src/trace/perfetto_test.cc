@@ -68,11 +68,9 @@ std::map<std::string, std::vector<std::string>> bars_of(const json& trace) {
 }
 
 TEST_F(PerfettoTest, EveryBarStandsUnderItsRankAndSmOrLink) {
-  const json trace = written({{"gemm 0", 0, 0, 0, 5},
-                              {"gemm 1", 5, 1, 2, 3.5},
-                              {"put", 5, kLinkTrack, 3, 4},
-                              {"reduce", 5, 1, 3.5, 4}},
-                             Topology{2, 4});
+  const json trace = written(
+      {{"gemm 0", 0, 0, 0, 5}, {"gemm 1", 5, 1, 2, 3.5}, {"put", 5, kLinkTrack, 3, 4}, {"reduce", 5, 1, 3.5, 4}},
+      Topology{2, 4});
   const std::map<std::string, std::vector<std::string>> expected = {
       {"rank 0 (node 0 gpu 0) / SM 0", {"gemm 0"}},
       {"rank 5 (node 1 gpu 1) / SM 1", {"gemm 1", "reduce"}},

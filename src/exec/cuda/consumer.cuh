@@ -28,14 +28,22 @@ struct Consumer {
     RingPosition<kTaskRing> at;
     for (bool more = true; more; at.advance()) {
       s.ring_full[at.slot].wait(at.phase);
-      const DeviceTask& task = s.ring[at.slot];
+      DeviceTask& task = s.ring[at.slot];
       if (task.action == DeviceAction::kGemm && call.k > 0) {
-        multiply(acc, held, holding);
+        // From one thread, so that the compiler knows them to be the same for the warp: else it would let no two wgmma
+        // be under way at a time (ptxas' C7518).
+        const std::int32_t blocks = __shfl_sync(0xffffffffu, task.part.blocks, 0);
+        multiply(acc, held, holding, blocks);
+        bool complete = true;
+        if constexpr (Tile::kHasParts) {
+          const std::int32_t parts = __shfl_sync(0xffffffffu, std::int32_t{task.part.count}, 0);
+          complete = parts == 1 || add_parts(task, acc);
+        }
         const bool boxed = is_boxed(call, task);
-        holding = boxed && Tile::stores(wg);
+        holding = complete && boxed && Tile::stores(wg);
         if (holding) {
           pack(acc, held);
-        } else if (!boxed) {
+        } else if (complete && !boxed) {
           store_fp32(task, acc);
         }
       } else {
@@ -56,12 +64,12 @@ struct Consumer {
   }
 
  private:
-  // acc = A * B of this warpgroup's rows of the tile; the held tile is stored on the way.
+  // acc = A * B of this warpgroup's rows of the tile and `blocks` (at least 1) of K; the held tile is stored on the
+  // way.
   __device__ __forceinline__ void multiply(float (&acc)[kCols / 2], const std::uint32_t (&held)[kCols / 4],
-                                           bool holding) {
-    const auto blocks = static_cast<std::int32_t>((call.k + kBlockK - 1) / kBlockK);  // at least 1
+                                           bool holding, std::int32_t blocks) {
     std::uint32_t last = 0;
-    std::int32_t k = first_block(acc, last);
+    std::int32_t k = first_block(acc, last, blocks);
     // One box behind each of the first k blocks: all behind one would hold the tensor cores up.
 #pragma unroll
     for (int box = 0; box < Tile::kBoxes; ++box) {
@@ -72,7 +80,9 @@ struct Consumer {
     cute::warpgroup_wait<0>();
     fence_registers(acc);
     release_warp(s.empty[last]);
-    if constexpr (Tile::kSplitK) add_halves(acc);
+    if constexpr (Tile::kSplitK) {
+      if (blocks > 1) add_halves(acc);
+    }
   }
 
   // Frees a stage that the other warpgroup multiplies. It is waited for all the same: a thread that skips phases of a
@@ -83,17 +93,13 @@ struct Consumer {
     stage.advance();
   }
   // Both return the number of blocks that are behind.
-  __device__ __forceinline__ std::int32_t first_block(float (&acc)[kCols / 2], std::uint32_t& last) {
-    if (Tile::kSplitK && wg == 1) {
-      // With one block only, this warpgroup multiplies it too, and its result is not added.
-      if (call.k > kBlockK) {
-        skip_block();
-        last = start_block(acc, false);
-        return 2;
-      }
-    }
+  __device__ __forceinline__ std::int32_t first_block(float (&acc)[kCols / 2], std::uint32_t& last,
+                                                      std::int32_t blocks) {
+    // With one block only, the second warpgroup multiplies it too, and its result is not added.
+    const bool skips = Tile::kSplitK && wg == 1 && blocks > 1;
+    if (skips) skip_block();
     last = start_block(acc, false);
-    return 1;
+    return skips ? 2 : 1;
   }
   __device__ __forceinline__ std::int32_t next_block(float (&acc)[kCols / 2], std::uint32_t& last, std::int32_t k,
                                                      std::int32_t blocks) {
@@ -129,7 +135,6 @@ struct Consumer {
 
   // Warpgroup 0 adds what warpgroup 1 has got from its blocks of K, 32 registers at a time through that one's staging.
   __device__ __forceinline__ void add_halves(float (&acc)[kCols / 2]) {
-    if (call.k <= kBlockK) return;
     auto* s_half = reinterpret_cast<float*>(&s.staging[1][0][0]) + threadIdx.x % 128;  // (32, 128)
 #pragma unroll
     for (int begin = 0; begin < kCols / 2; begin += 32) {
@@ -144,6 +149,64 @@ struct Consumer {
       }
       named_barrier_sync(kConsumerBarrier, kConsumerThreads);
     }
+  }
+
+  // Leaves the sums of a part of a tile in memory, and adds all parts up, in the order of K, if this is the last one to
+  // be finished: true then.
+  __device__ __forceinline__ bool add_parts(DeviceTask& task, float (&acc)[kCols / 2]) {
+    constexpr int kGroups = kCols / 8;  // of four accumulators: those of 8 columns, 2 rows
+    constexpr int kAtOnce = 8;
+    const TilePart part = task.part;
+    const std::int32_t first_row = Tile::first_row(wg) + threadIdx.x / 32 % 4 * 16;  // of this warp
+    const int groups = Tile::stores(wg) && first_row < task.rows ? (task.cols + 7) / 8 : 0;
+    float4* const g_first = reinterpret_cast<float4*>(call.rank.part_sums) +
+                            std::int64_t{part.slot} * part.count * kGroups * kConsumerThreads + thread;
+    float4* const g_own = g_first + part.number * kGroups * kConsumerThreads;
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      if (i >= groups) continue;
+      g_own[i * kConsumerThreads] = {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
+    }
+    named_barrier_sync(kConsumerBarrier, kConsumerThreads);
+    if (thread == 0) {
+      // order: the parts' sums come before the count, and whoever sees it full sees all of them.
+      task.complete = atom_add_acq_rel_gpu(&call.rank.parts_done[part.slot], 1) + 1 == part.count;
+      if (task.complete) call.rank.parts_done[part.slot] = 0;
+    }
+    named_barrier_sync(kConsumerBarrier, kConsumerThreads);
+    const bool complete = task.complete;
+    report();
+    if (!complete) return false;
+#pragma unroll
+    for (int begin = 0; begin < kGroups; begin += kAtOnce) {
+      if (begin >= groups) continue;
+      float4 sum[kAtOnce] = {};
+      const float4* g_part = g_first + begin * kConsumerThreads;
+      for (int p = 0; p < part.count; ++p, g_part += kGroups * kConsumerThreads) {
+        float4 next[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const float* own = &acc[4 * (begin + i)];
+          next[i] =
+              p == part.number ? float4{own[0], own[1], own[2], own[3]} : ld_relaxed_gpu(g_part + i * kConsumerThreads);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          sum[i].x = p == 0 ? next[i].x : sum[i].x + next[i].x;
+          sum[i].y = p == 0 ? next[i].y : sum[i].y + next[i].y;
+          sum[i].z = p == 0 ? next[i].z : sum[i].z + next[i].z;
+          sum[i].w = p == 0 ? next[i].w : sum[i].w + next[i].w;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        acc[4 * (begin + i)] = sum[i].x;
+        acc[4 * (begin + i) + 1] = sum[i].y;
+        acc[4 * (begin + i) + 2] = sum[i].z;
+        acc[4 * (begin + i) + 3] = sum[i].w;
+      }
+    }
+    return true;
   }
 
   __device__ __forceinline__ void pack(const float (&acc)[kCols / 2], std::uint32_t (&held)[kCols / 4]) const {
@@ -173,7 +236,7 @@ struct Consumer {
     out.advance();
   }
 
-  // Tells the store warp that this warpgroup's results are in global memory.
+  // Tells the store warp that this warpgroup's results are in global memory, or what has become of a part.
   __device__ __forceinline__ void report() {
     s.unstaged[wg][out.slot].wait(out.phase);
     release_warp(s.staged[wg][out.slot]);

@@ -269,15 +269,17 @@ Status Executor::launch(CudaOperator* base, std::int32_t rank, const GemmArgumen
   }
   const Plan::Extent a = op.plan().a_extent(rank);
   const Plan::Extent b = op.plan().b_extent(rank);
+  Repack copy_a;
+  Repack copy_b;
   if (launch.copy_a) {
     const DeviceMatrix from{arguments.a.data, arguments.a.row_stride, arguments.a.col_stride, 0};
-    launch_repack(launch.call.a_matrix.data, launch.call.a_matrix.row_stride, from, a.rows, a.cols, stream);
+    copy_a = {launch.call.a_matrix.data, launch.call.a_matrix.row_stride, from, a.rows, a.cols};
   }
   if (launch.copy_b) {
     const DeviceMatrix from{arguments.b.data, arguments.b.row_stride, arguments.b.col_stride, 0};
-    launch_repack(op.rank(rank).memory.data() + op.rank(rank).at.b_copy, ceil_div(b.cols, 8) * 8, from, b.rows, b.cols,
-                  stream);
+    copy_b = {op.rank(rank).memory.data() + op.rank(rank).at.b_copy, ceil_div(b.cols, 8) * 8, from, b.rows, b.cols};
   }
+  launch_repack(copy_a, copy_b, stream);
   if (network_ && !capturing) network_->wake();
   launch.kernel.kernel<<<static_cast<unsigned>(gpu.sms), kThreads, static_cast<std::size_t>(launch.kernel.shared_bytes),
                          stream>>>(launch.call);

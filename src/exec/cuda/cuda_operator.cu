@@ -97,6 +97,10 @@ RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table) co
   at.tasks = add(size(table.tasks));
   at.claims = add(static_cast<std::int64_t>(table.tasks.size() * sizeof(std::uint64_t)));
   at.records = add(size(table.records));
+  // A float for every accumulator of every consumer thread, also where one warpgroup's are not used.
+  constexpr std::int64_t kSumRows = kConsumerThreads / 2;
+  at.part_sums = add(std::int64_t{table.split_tiles} * table.parts * kSumRows * plan().spec().tiling.bn * 4);
+  at.parts_done = add(std::int64_t{table.split_tiles} * 4);
   at.a_copy = add(a_copy_bytes(config_, rank));
   at.b_copy = add(b_copy_bytes(config_, rank));
   at.bytes = end;
@@ -108,7 +112,7 @@ Status CudaOperatorImpl::create(VirtualGpus& gpus, const std::vector<const Devic
   const Topology& topo = plan().topo();
   ranks_.resize(static_cast<std::size_t>(topo.world()));
   for (std::int32_t r = 0; r < topo.world(); ++r) {
-    Result<TaskTable> table = make_task_table(*config_.source, r);
+    Result<TaskTable> table = make_task_table(*config_.source, r, {gpus.rank(r).sms, 0});
     if (!table.ok()) return table.error();
     Rank& self = rank(r);
     self.table = std::move(*table);
@@ -153,6 +157,8 @@ Status CudaOperatorImpl::fill_rank(std::int32_t r, const VirtualGpu& gpu) {
   device.lane_table = reinterpret_cast<const DeviceLane*>(base + self.at.lanes);
   device.heads = reinterpret_cast<DeviceHead*>(base + self.at.heads);
   device.claims = reinterpret_cast<std::uint64_t*>(base + self.at.claims);
+  device.part_sums = reinterpret_cast<float*>(base + self.at.part_sums);
+  device.parts_done = reinterpret_cast<std::uint32_t*>(base + self.at.parts_done);
   device.control = reinterpret_cast<DeviceControl*>(base + self.at.control);
 
   for (std::int32_t g = 0; g < topo.gpus; ++g) {
@@ -200,7 +206,7 @@ Status CudaOperatorImpl::make_maps(Rank& self) {
     if (gathered > 0) {
       Result<CUtensorMap> map =
           make_tensor_map(spec.dtype, self.memory.data() + layout_.offset(Buffer::kGather, 0, parity), spec.m, spec.k,
-                          plan().gather_pitch(), spec.tiling.bm);
+                          plan().gather_pitch(), self.a_box_rows());
       if (!map.ok()) return map.error();
       self.gather[parity] = *map;
     }
@@ -229,7 +235,7 @@ Status CudaOperatorImpl::take_a(std::int32_t r, const Matrix& a, Launch& launch)
   }
   launch.call.a_matrix = device_matrix(used);
   Result<CUtensorMap> map = make_tensor_map(plan().spec().dtype, used.data, used.rows, used.cols,
-                                            launch.call.a_matrix.row_stride, plan().spec().tiling.bm);
+                                            launch.call.a_matrix.row_stride, self.a_box_rows());
   if (!map.ok()) return map.error();
   launch.call.a = *map;
   return Ok{};
@@ -281,6 +287,7 @@ Result<CudaOperatorImpl::Launch> CudaOperatorImpl::prepare(std::int32_t r, const
   // Tiles without elements multiply nothing: a matrix without elements has no description for TMA.
   const bool empty = plan().spec().m == 0 || arguments.b.cols == 0;
   launch.call.k = empty ? 0 : plan().gemm_k(r);
+  launch.call.a_bytes = self.a_box_rows() * kBlockK * 2;
   launch.call.compute_ctas = partition_.compute;
   launch.call.parts = parts;
   for (int parity = 0; parity < 2; ++parity) {

@@ -24,6 +24,8 @@ struct RankMemory {
   std::int64_t tasks = 0;
   std::int64_t claims = 0;
   std::int64_t records = 0;
+  std::int64_t part_sums = 0;
+  std::int64_t parts_done = 0;
   std::int64_t a_copy = 0;
   std::int64_t b_copy = 0;
   std::int64_t bytes = 0;
@@ -40,6 +42,8 @@ class CudaOperatorImpl : public CudaOperator {
     CUtensorMap gather[2] = {};
     CUtensorMap packed[2] = {};
     std::int64_t task_count = 0;
+    // Rows of A that a tile loads: whole swizzle atoms, but no more than its tallest needs.
+    std::int32_t a_box_rows() const { return static_cast<std::int32_t>(max_of(ceil_div(table.tile_rows, 8) * 8, 8)); }
     cudaEvent_t done = nullptr;
     std::uint64_t launches = 0;  // guarded by the executor's launch mutex
     Nanos launched_ns = 0;       // of the last launch

@@ -17,6 +17,7 @@ struct DeviceCall {
   DeviceMatrix a_matrix;  // for moves of A; wide
   DeviceMatrix c_matrix;
   std::int64_t k = 0;             // inner dimension
+  std::int32_t a_bytes = 0;       // of a tile's rows of A, per k block: what its map loads
   std::int32_t compute_ctas = 1;  // CTAs from here on serve moves first
   std::uint32_t parts = 0;        // kPart... of cuda_executor.h
 };

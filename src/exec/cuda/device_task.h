@@ -36,11 +36,28 @@ struct DeviceSignal {
   std::uint32_t record_count = 0;  // raises per use that complete the flag
 };
 
+// Where what other nodes have sent lies: the first element of the first node's, and the distance to the next.
+struct Arrivals {
+  std::int64_t offset;
+  std::int64_t stride;
+};
+
+// Which blocks of K a row of a tile multiplies. Of several parts the one that is finished last adds all up.
+struct TilePart {
+  std::int32_t first_block;
+  std::int32_t blocks;
+  std::uint32_t slot;    // of the tile, where its sums lie
+  std::uint16_t number;  // in the order of K
+  std::uint16_t count;
+};
+
 // One task. Offsets in elements of their buffer, relative to the epoch's parity.
 struct alignas(16) DeviceTask {
   std::int64_t src_offset = 0;  // first element in `src`; for A: its row
-  std::int64_t arrival_offset = 0;
-  std::int64_t arrival_stride = 0;
+  union {
+    Arrivals arrivals = {};  // of a move
+    TilePart part;           // of a tile
+  };
   std::int64_t dst_offset = 0;
   std::int32_t row = 0;  // of C; of A's rows for copies of A
   std::int32_t col = 0;
@@ -58,6 +75,9 @@ struct alignas(16) DeviceTask {
   bool keep_result = false;
   std::uint8_t role_lane = 0;  // role in the low two bits, the low six bits of the lane above, for messages
   std::uint8_t marks = 0;      // kFirstOfLane, kLastOfLane
+  // Of a tile in several parts, in the ring's copy of the row, by the consumers: all parts are done, this CTA has the
+  // sum.
+  bool complete = false;
 };
 inline constexpr std::uint8_t kFirstOfLane = 1;
 inline constexpr std::uint8_t kLastOfLane = 2;
@@ -149,6 +169,8 @@ struct DeviceRank {
   const DeviceLane* lane_table = nullptr;  // `lanes` entries
   DeviceHead* heads = nullptr;             // `lanes` entries
   std::uint64_t* claims = nullptr;         // by row: the last epoch in which the move was taken
+  float* part_sums = nullptr;              // by slot and part: what a tile's part has got, as the consumers hold it
+  std::uint32_t* parts_done = nullptr;     // by slot; 0 between calls
   DeviceControl* control = nullptr;
   DeviceMailbox* mailbox = nullptr;
   const DeviceRing* rings = nullptr;  // by node

@@ -19,6 +19,10 @@ struct TileShape {
 };
 inline constexpr TileShape kTileShapes[] = {{128, 256}, {128, 128}, {64, 128}, {64, 64}};
 
+// Whether K of a tile may be cut into parts for several CTAs. Sums of 256 columns leave the consumers no registers to
+// add parts up with.
+constexpr bool has_parts(std::int32_t bn) { return bn <= 128; }
+
 // A tile shape's division of work. Two consumer warpgroups share a tile: its rows, or where there are only 64 of them
 // its blocks of K in turn (64 x 64 operands for each would load shared memory more than the tensor cores can wait for).
 template <int kBm_, int kBn_>
@@ -26,6 +30,7 @@ struct TileConfig {
   static constexpr int kBm = kBm_;
   static constexpr int kBn = kBn_;
   static constexpr bool kSplitK = kBm == 64;
+  static constexpr bool kHasParts = has_parts(kBn);
   static constexpr int kBoxes = kBn / 64;  // stores per warpgroup and tile
   static constexpr int kABytes = kBm * kBlockK * 2;
   static constexpr int kBBytes = kBn * kBlockK * 2;

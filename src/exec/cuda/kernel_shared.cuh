@@ -149,7 +149,7 @@ __device__ __forceinline__ const std::byte* source_address(const DeviceTask& tas
   }
   const std::int32_t slot = i < rank.node ? i : i - 1;
   return rank.heaps[gpu] + epoch.buffer_begin(rank, Buffer::kArrival) +
-         (task.arrival_offset + slot * task.arrival_stride) * element;
+         (task.arrivals.offset + slot * task.arrivals.stride) * element;
 }
 
 }  // namespace mkernel

@@ -14,12 +14,16 @@
 
 namespace mkernel {
 
-// Registers per thread: 128 * 40 + 256 * 232 <= 65536, and multiples of 8.
-inline constexpr int kServiceRegisters = 40;
-inline constexpr int kConsumerRegisters = 232;
+// Registers per thread, multiples of 8: consumers hold a tile's sums and the results of the one before; the rest is for
+// the service warps, which would else keep some of their words in memory.
+template <class Tile>
+inline constexpr int kConsumerRegisters = Tile::kBn > 128 ? 232 : 200;
+template <class Tile>
+inline constexpr int kServiceRegisters = Tile::kBn > 128 ? 40 : 104;
+static_assert(128 * 40 + 256 * 232 <= 168 * kThreads && 128 * 104 + 256 * 200 <= 168 * kThreads);
 
 template <class Tile>
-__device__ __forceinline__ void init_shared_thread(SharedMemory<Tile>& s, const DeviceCall& call) {
+__device__ __forceinline__ void init_shared_thread(SharedMemory<Tile>& s) {
   for (int i = 0; i < Tile::kStages; ++i) {
     s.full[i].init(1);
     s.empty[i].init(kStageReaders);
@@ -36,16 +40,17 @@ __device__ __forceinline__ void init_shared_thread(SharedMemory<Tile>& s, const 
     }
   }
   fence_mbarrier_init();
-  s.epoch = ld_relaxed_gpu(&call.rank.control->epoch) + 1;
 }
 
-// The last CTA out waits until the call is complete and prepares the next one.
+// The scheduler of the last CTA out waits until the call is complete and prepares the next one. Other warps may still
+// store their last results: the next launch starts after the end of this one.
 template <class Tile>
 __device__ __forceinline__ void leave_warp(const DeviceCall& call, std::uint64_t epoch_number) {
   const DeviceRank& rank = call.rank;
   const std::uint32_t lane = threadIdx.x % 32;
   std::uint32_t before = 0;
-  // order: what the CTA's threads have done comes before the count, and the last one sees all of it.
+  // order: what the scheduler has done with heads and claims comes before the count, and the last one sees all of it.
+  __syncwarp();
   if (lane == 0) before = atom_add_acq_rel_gpu(&rank.control->exited, 1);
   before = __shfl_sync(0xffffffffu, before, 0);
   if (before != gridDim.x - 1) return;
@@ -90,39 +95,43 @@ template <class Tile, class T, Major kMajorB>
 __global__ void __launch_bounds__(kThreads, 1) persistent_kernel(const __grid_constant__ DeviceCall call) {
   extern __shared__ __align__(1024) std::byte raw[];
   auto& s = *reinterpret_cast<SharedMemory<Tile>*>(raw);
+  // What the scheduler needs first is fetched while the barriers are made.
   std::uint32_t first_ticket = 0;
-  if (threadIdx.x == 96 && Scheduler<Tile>::draws_ticket(call))
+  if (threadIdx.x == 96 && Scheduler<Tile>::draws_ticket(call)) {
     first_ticket = Scheduler<Tile>::draw_ticket_thread(call);
+  }
+  const DeviceLane compute = call.rank.lane_table[0];
   if (threadIdx.x == 32) {
     prefetch_map_thread(call.a);
     prefetch_map_thread(call.b);
     prefetch_map_thread(call.c);
   }
   if (threadIdx.x == 0) {
-    init_shared_thread(s, call);
+    s.epoch = ld_relaxed_gpu(&call.rank.control->epoch) + 1;
+    init_shared_thread(s);
     tell_c_thread(call, s.epoch);
     if (blockIdx.x == 0) call.rank.control->times[s.epoch & 1].start = global_time_ns();
   }
   // order: the barriers, the epoch, and where C is, before every role; and before any signal of this CTA.
   __syncthreads();
   const EpochView epoch(s.epoch);
-  const int warp = static_cast<int>(threadIdx.x / 32);
+  // From one thread, so that the compiler knows it to be the same for the warp.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   if (warp < 4) {
-    give_registers_wg<kServiceRegisters>();
+    give_registers_wg<kServiceRegisters<Tile>>();
     if (warp == 0) {
       if (elect_thread()) Producer<Tile, kMajorB>{call, s, epoch}.run_thread();
-      __syncwarp();  // the warp meets the last barrier as a whole
     } else if (warp == 3) {
-      Scheduler<Tile>{.call = call, .s = s, .epoch = epoch, .first_ticket = first_ticket}.run_warp();
+      Scheduler<Tile>{.call = call, .s = s, .epoch = epoch, .first_ticket = first_ticket, .compute = compute}
+          .run_warp();
+      leave_warp<Tile>(call, s.epoch);
     } else {
       Store<Tile>{call, s, epoch, warp - 1}.run_warp();
     }
   } else {
-    take_registers_wg<kConsumerRegisters>();
+    take_registers_wg<kConsumerRegisters<Tile>>();
     Consumer<Tile, T, kMajorB>{call, s, epoch, warp / 4 - 1, static_cast<int>(threadIdx.x) - 128}.run_wg();
   }
-  __syncthreads();
-  if (warp == 0) leave_warp<Tile>(call, s.epoch);
 }
 
 }  // namespace mkernel

@@ -39,16 +39,17 @@ struct Producer {
     const CUtensorMap& a = task.src == Buffer::kA ? call.a : call.gather[epoch.parity];
     const auto a_row = static_cast<std::int32_t>(task.src_offset);
     const std::int32_t col = task.col;
-    const auto blocks = static_cast<std::int32_t>((call.k + kBlockK - 1) / kBlockK);
-    const std::int32_t choose = max(blocks - kChooseAhead, 0);
-    if (blocks == 0) s.picked.arrive();
-    for (std::int32_t k = 0; k < blocks; ++k) {
+    const std::int32_t begin = task.part.first_block;
+    const std::int32_t end = begin + (call.k > 0 ? task.part.blocks : 0);
+    const std::int32_t choose = max(end - kChooseAhead, begin);
+    if (begin == end) s.picked.arrive();
+    for (std::int32_t k = begin; k < end; ++k) {
       if (k == choose) s.picked.arrive();
       s.empty[stage.slot].wait(stage.phase);
       Mbarrier& full = s.full[stage.slot];
-      std::byte* s_a = s.stages[stage.slot];  // (BM, BK)
+      std::byte* s_a = s.stages[stage.slot];  // (BM, BK); rows beyond those of any tile are left as they are
       std::byte* s_b = s_a + Tile::kABytes;   // (BN, BK), or (BK, 64) boxes along n
-      full.arrive_and_expect(Tile::kStageBytes);
+      full.arrive_and_expect(static_cast<std::uint32_t>(call.a_bytes + Tile::kBBytes));
       tma_load_thread(s_a, a, k * kBlockK, a_row, full);
       if constexpr (kMajorB == Major::kK) {
         tma_load_thread(s_b, call.b, k * kBlockK, col, full);

@@ -42,13 +42,13 @@ struct Scheduler {
   std::uint32_t picked_phase = 0;
   bool unpicked = false;       // the last task has not been picked up
   std::uint32_t first_ticket;  // drawn before the kernel's first barrier, unless the CTA is a mover; of thread 0
+  const DeviceLane compute;    // its lane
   bool has_ticket = draws_ticket(call);
   std::uint32_t claimed = kNone;   // row of the compute task that this CTA holds
   std::uint32_t claimed_word = 0;  // of that row, the word that this thread copies
   bool has_second = false;         // a move has been taken together with the last one
   std::uint32_t second_word = 0;
   std::uint32_t word = 0;  // of the row that is to be published
-  const DeviceLane compute = call.rank.lane_table[0];
   bool compute_left = (call.parts & kPartCompute) != 0;
   bool moves_left = (call.parts & kPartMoves) != 0;
   bool c_known = false;
@@ -253,15 +253,17 @@ struct Scheduler {
     reinterpret_cast<std::uint32_t*>(&slot)[lane] = word;
     __syncwarp();
     tile_open = slot.action == DeviceAction::kGemm;
-    if (slot.marks != 0 && lane == 0) note_time_thread(slot);
     if (!c_known && slot.dst == Buffer::kC && slot.dst_reach == Reach::kNode) learn_c();
+    const std::uint8_t marks = slot.marks;  // the slot may be reused once it is closed
+    const std::uint8_t role_lane = slot.role_lane;
     close_slot();
+    if (marks != 0 && lane == 0) note_time_thread(marks, role_lane);
   }
-  __device__ void note_time_thread(const DeviceTask& task) const {
+  __device__ void note_time_thread(std::uint8_t marks, std::uint8_t role_lane) const {
     DeviceTimes& times = call.rank.control->times[epoch.parity];
     const std::uint64_t now = global_time_ns();
-    if ((task.marks & kFirstOfLane) != 0) times.first[task.role_lane & 3] = now;
-    if ((task.marks & kLastOfLane) != 0) times.last[task.role_lane & 3] = now;
+    if ((marks & kFirstOfLane) != 0) times.first[role_lane & 3] = now;
+    if ((marks & kLastOfLane) != 0) times.last[role_lane & 3] = now;
   }
   __device__ void publish_mark(DeviceAction action) {
     DeviceTask& slot = open_slot();

@@ -23,7 +23,15 @@ struct Store {
       const DeviceTask& task = s.ring[at.slot];
       const bool signals =
           task.signals[0].gpu_begin != task.signals[0].gpu_end || task.signals[1].gpu_begin != task.signals[1].gpu_end;
-      if (task.action == DeviceAction::kGemm && call.k > 0 && is_boxed(call, task)) {
+      const bool is_product = task.action == DeviceAction::kGemm && call.k > 0;
+      bool complete = true;
+      if (is_product && task.part.count > 1) {
+        take_report_warp();
+        complete = task.complete;
+      }
+      if (!complete) {
+        // another CTA adds this tile's parts up
+      } else if (is_product && is_boxed(call, task)) {
         if (!Tile::stores(wg)) {
           // the other warpgroup has the results
         } else if (is_tensor(call, task)) {
@@ -33,15 +41,9 @@ struct Store {
           write_tile_warp(task);
         }
       } else if (task.action == DeviceAction::kGemm || task.action == DeviceAction::kMove) {
-        // order: what the consumers have stored comes before our signals; pairs with Consumer::report().
-        s.staged[wg][in.slot].wait(in.phase);
-        // All threads have seen this phase before the consumers may begin the next: one that came late would find the
-        // parity of the phase after that, and wait for ever.
-        __syncwarp();
-        if (lane == 0) s.unstaged[wg][in.slot].arrive();
-        in.advance();
+        take_report_warp();
       }
-      if (signals) {
+      if (complete && signals) {
         // order: both warpgroups' halves come before either's signals.
         __syncwarp();
         named_barrier_sync(kStoreBarrier, 64);
@@ -55,6 +57,16 @@ struct Store {
   }
 
  private:
+  __device__ void take_report_warp() {
+    // order: what the consumers have stored comes before our signals; pairs with Consumer::report().
+    s.staged[wg][in.slot].wait(in.phase);
+    // All threads have seen this phase before the consumers may begin the next: one that came late would find the
+    // parity of the phase after that, and wait for ever.
+    __syncwarp();
+    if (lane == 0) s.unstaged[wg][in.slot].arrive();
+    in.advance();
+  }
+
   // The boxes of one tile, as the consumers hand them over.
   __device__ void store_tile(const DeviceTask& task) {
     const bool to_c = task.dst == Buffer::kC;
@@ -68,10 +80,15 @@ struct Store {
       if (elect_thread()) {
         tma_store_thread(map, s.staging[wg][in.slot], col + box * 64, row);
         bulk_commit_thread();
-        bulk_wait_read_thread();
-        s.unstaged[wg][in.slot].arrive();
+        // Two are under way: the one before has been read.
+        bulk_wait_read_thread<1>();
+        if (box > 0) s.unstaged[wg][in.slot ^ 1].arrive();
       }
       in.advance();
+    }
+    if (elect_thread()) {
+      bulk_wait_read_thread();
+      s.unstaged[wg][in.slot ^ 1].arrive();
     }
   }
 

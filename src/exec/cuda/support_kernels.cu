@@ -6,28 +6,43 @@
 namespace mkernel {
 namespace {
 
-constexpr int kSquare = 32;  // a block moves 32 x 32 elements, so that reads and writes are both in long runs
+constexpr int kSquare = 32;     // a block moves 32 x 32 elements, so that reads and writes are both in long runs
+constexpr int kRepackRows = 8;  // rows that the block's threads take at once
 
-// One block per square of dst; blockDim (32, 8).
-__global__ void repack_kernel(std::uint16_t* dst, std::int64_t dst_pitch, DeviceMatrix src, std::int64_t rows,
-                              std::int64_t cols, std::int64_t squares_across) {
+std::int64_t squares_across(const Repack& job) { return ceil_div(job.dst_pitch, kSquare); }
+std::int64_t squares(const Repack& job) { return squares_across(job) * ceil_div(job.rows, kSquare); }
+
+// One block per square of a dst, those of `one` first; blockDim (32, 8).
+__global__ void repack_kernel(Repack one, std::int64_t one_squares, std::int64_t one_across, Repack other,
+                              std::int64_t other_across) {
   __shared__ std::uint16_t s_square[kSquare][kSquare + 2];  // padded against bank conflicts
+  const bool is_one = blockIdx.x < one_squares;
+  const Repack job = is_one ? one : other;
+  const std::int64_t square = is_one ? blockIdx.x : blockIdx.x - one_squares;
+  const std::int64_t across = is_one ? one_across : other_across;
+  const DeviceMatrix& src = job.src;
   const auto* g_src = static_cast<const std::uint16_t*>(src.data);
-  const std::int64_t row0 = blockIdx.x / squares_across * kSquare;
-  const std::int64_t col0 = blockIdx.x % squares_across * kSquare;
+  auto* g_dst = static_cast<std::uint16_t*>(job.dst);
+  const std::int64_t row0 = square / across * kSquare;
+  const std::int64_t col0 = square % across * kSquare;
   const bool along_rows = src.row_stride < src.col_stride;  // the source is contiguous along rows: read that way
-  for (int i = static_cast<int>(threadIdx.y); i < kSquare; i += static_cast<int>(blockDim.y)) {
+#pragma unroll
+  for (int step = 0; step < kSquare; step += kRepackRows) {
+    const int i = static_cast<int>(threadIdx.y) + step;
     const int r = along_rows ? static_cast<int>(threadIdx.x) : i;
     const int c = along_rows ? i : static_cast<int>(threadIdx.x);
     const std::int64_t row = row0 + r;
     const std::int64_t col = col0 + c;
-    s_square[r][c] = row < rows && col < cols ? g_src[row * src.row_stride + col * src.col_stride] : std::uint16_t{0};
+    s_square[r][c] =
+        row < job.rows && col < job.cols ? g_src[row * src.row_stride + col * src.col_stride] : std::uint16_t{0};
   }
   __syncthreads();
-  for (int r = static_cast<int>(threadIdx.y); r < kSquare; r += static_cast<int>(blockDim.y)) {
+#pragma unroll
+  for (int step = 0; step < kSquare; step += kRepackRows) {
+    const int r = static_cast<int>(threadIdx.y) + step;
     const std::int64_t row = row0 + r;
     const std::int64_t col = col0 + threadIdx.x;
-    if (row < rows && col < dst_pitch) dst[row * dst_pitch + col] = s_square[r][threadIdx.x];
+    if (row < job.rows && col < job.dst_pitch) g_dst[row * job.dst_pitch + col] = s_square[r][threadIdx.x];
   }
 }
 
@@ -42,7 +57,9 @@ __global__ void raise_signals_kernel(const __grid_constant__ DeviceCall call, st
   const std::uint32_t row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= tasks) return;
   // order: what earlier kernels of the stream have written, tell_c_kernel among them, is complete.
-  for (const DeviceSignal& signal : rank.tasks[rank.lane_table[0].first + row].signals) {
+  const DeviceTask& task = rank.tasks[rank.lane_table[0].first + row];
+  if (task.part.number != 0) return;  // a tile signals once
+  for (const DeviceSignal& signal : task.signals) {
     for (std::int32_t gpu = signal.gpu_begin; gpu < signal.gpu_end; ++gpu) {
       const std::uint32_t before = atom_add_acq_rel_sys(epoch.flag(rank, gpu, signal.flag), 1);
       if (signal.records == 0 || gpu != rank.gpu || before + 1 != epoch.use * signal.record_count) continue;
@@ -63,13 +80,11 @@ __global__ void raise_signals_kernel(const __grid_constant__ DeviceCall call, st
 
 }  // namespace
 
-void launch_repack(void* dst, std::int64_t dst_pitch, const DeviceMatrix& src, std::int64_t rows, std::int64_t cols,
-                   cudaStream_t stream) {
-  const std::int64_t across = ceil_div(dst_pitch, kSquare);
-  const std::int64_t blocks = across * ceil_div(rows, kSquare);
+void launch_repack(const Repack& one, const Repack& other, cudaStream_t stream) {
+  const std::int64_t blocks = squares(one) + squares(other);
   if (blocks == 0) return;
-  repack_kernel<<<static_cast<unsigned>(blocks), dim3(kSquare, 8), 0, stream>>>(static_cast<std::uint16_t*>(dst),
-                                                                                dst_pitch, src, rows, cols, across);
+  repack_kernel<<<static_cast<unsigned>(blocks), dim3(kSquare, kRepackRows), 0, stream>>>(
+      one, squares(one), max_of(1, squares_across(one)), other, max_of(1, squares_across(other)));
 }
 
 void launch_raise_signals(const DeviceCall& call, std::uint32_t compute_tasks, cudaStream_t stream) {

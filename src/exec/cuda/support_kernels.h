@@ -8,8 +8,15 @@ namespace mkernel {
 
 // dst (rows, cols), row-major with `dst_pitch` elements from row to row, = src (rows, cols) with any strides; 16-bit
 // elements. Columns from `cols` to `dst_pitch` become 0.
-void launch_repack(void* dst, std::int64_t dst_pitch, const DeviceMatrix& src, std::int64_t rows, std::int64_t cols,
-                   cudaStream_t stream);
+struct Repack {
+  void* dst = nullptr;
+  std::int64_t dst_pitch = 0;
+  DeviceMatrix src;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+};
+// Both in one kernel, for a launch takes longer than a small matrix; either may be empty.
+void launch_repack(const Repack& one, const Repack& other, cudaStream_t stream);
 
 // Raises the signals of all compute tasks of the rank's current epoch.
 void launch_raise_signals(const DeviceCall& call, std::uint32_t compute_tasks, cudaStream_t stream);

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "exec/cuda/kernel_config.h"
 
 namespace mkernel {
 namespace {
@@ -15,10 +16,15 @@ constexpr std::int64_t kUnit = 8;              // elements that moves handle at 
 
 class Builder {
  public:
-  Builder(const PlanSource& source, std::int32_t rank) : source_(source), plan_(source.plan()), rank_(rank) {}
+  Builder(const PlanSource& source, std::int32_t rank)
+      : source_(source),
+        plan_(source.plan()),
+        rank_(rank),
+        blocks_(static_cast<std::int32_t>(ceil_div(plan_.gemm_k(rank), kBlockK))) {}
 
-  TaskTable build() {
+  TaskTable build(const SplitK& split_k) {
     note_sends();
+    choose_parts(split_k);
     add_lane(Role::kCompute, 0);
     for (const Role role : {Role::kIntra, Role::kRecv}) {
       for (std::int32_t lane = 0; lane < plan_.lanes(role); ++lane) add_lane(role, lane);
@@ -65,7 +71,11 @@ class Builder {
       DeviceTask row = make_row(task);
       row.index = static_cast<std::uint32_t>(index);
       row.role_lane = static_cast<std::uint8_t>(static_cast<int>(role) | ((lane & 0x3f) << 2));
-      table_.tasks.push_back(row);
+      if (role == Role::kCompute && tiles_++ >= split_.first_tile) {
+        add_parts(row);
+      } else {
+        table_.tasks.push_back(row);
+      }
     }
     entry.count = static_cast<std::uint32_t>(table_.tasks.size()) - entry.first;
     if (entry.count > 0) {
@@ -73,6 +83,36 @@ class Builder {
       table_.tasks.back().marks |= kLastOfLane;
     }
     table_.lanes.push_back(entry);
+  }
+
+  void choose_parts(const SplitK& split_k) {
+    std::int64_t tiles = 0;
+    std::int64_t rows = 0;
+    const std::int64_t count = source_.count(rank_, Role::kCompute, 0);
+    for (std::int64_t index = 0; index < count; ++index) {
+      const Task task = source_.task(rank_, Role::kCompute, 0, index);
+      if (task.action == Action::kNone) continue;
+      ++tiles;
+      rows = max_of(rows, task.block.rows);
+    }
+    table_.tile_rows = static_cast<std::int32_t>(rows);
+    const std::int32_t parts = has_parts(plan_.spec().tiling.bn) ? min_of(split_k.parts, blocks_) : 1;
+    if (parts > 1) split_ = {0, parts};
+    if (parts == 0) split_ = choose_split(plan_.spec().tiling, tiles, rows, blocks_, split_k.sms);
+    table_.parts = split_.parts;
+  }
+
+  // A tile whose K is cut: its parts follow each other, all with its waits and signals.
+  void add_parts(DeviceTask row) {
+    const std::int32_t parts = split_.parts;
+    row.part.slot = table_.split_tiles++;
+    row.part.count = static_cast<std::uint16_t>(parts);
+    for (std::int32_t i = 0; i < parts; ++i) {
+      row.part.number = static_cast<std::uint16_t>(i);
+      row.part.first_block = static_cast<std::int32_t>(std::int64_t{blocks_} * i / parts);
+      row.part.blocks = static_cast<std::int32_t>(std::int64_t{blocks_} * (i + 1) / parts) - row.part.first_block;
+      table_.tasks.push_back(row);
+    }
   }
 
   DeviceTask make_row(const Task& task) {
@@ -84,8 +124,6 @@ class Builder {
     row.dst_reach = task.dst_reach;
     row.keep_result = task.keep_result;
     row.src_offset = task.src_offset;
-    row.arrival_offset = task.arrival_offset;
-    row.arrival_stride = task.arrival_stride;
     row.dst_offset = task.dst_offset;
     row.row = static_cast<std::int32_t>(task.block.row);
     row.col = static_cast<std::int32_t>(task.block.col);
@@ -94,7 +132,9 @@ class Builder {
     if (task.action == Action::kGemm) {
       if (task.src == Buffer::kGather) row.src_offset = task.src_offset / max_of(1, plan_.gather_pitch());
       row.path = gemm_path(task);
+      row.part = {0, blocks_, 0, 0, 1};
     } else {
+      row.arrivals = {task.arrival_offset, task.arrival_stride};
       if (task.dst == Buffer::kGather) row.cols = static_cast<std::int32_t>(plan_.gather_pitch());  // padding included
       row.path = move_path(task, row);
     }
@@ -160,13 +200,16 @@ class Builder {
   const PlanSource& source_;
   const Plan& plan_;
   const std::int32_t rank_;
+  TileSplit split_;
+  const std::int32_t blocks_;  // of K
+  std::int64_t tiles_ = 0;     // so far
   std::map<std::uint32_t, Send> sends_;
   TaskTable table_;
 };
 
 }  // namespace
 
-Result<TaskTable> make_task_table(const PlanSource& source, std::int32_t rank) {
+Result<TaskTable> make_task_table(const PlanSource& source, std::int32_t rank, const SplitK& split_k) {
   const PlanSpec& spec = source.plan().spec();
   const struct {
     const char* name;
@@ -177,7 +220,7 @@ Result<TaskTable> make_task_table(const PlanSource& source, std::int32_t rank) {
     return bad_argument(fmt::format("{} is {}: on a GPU at most {} is accepted, since TMA has 31-bit coordinates",
                                     size.name, size.value, kMaxCoordinate - 1024));
   }
-  return Builder(source, rank).build();
+  return Builder(source, rank).build(split_k);
 }
 
 }  // namespace mkernel

@@ -178,5 +178,60 @@ TEST(TileChoice, TakesLargeTilesWhereThereAreManyAndSmallOnesWhereFew) {
   EXPECT_EQ(choose_gpu_tiling(spec, 132).bm, 64);
 }
 
+// Every block of K of every tile is in one part, and no part is empty.
+TEST(TaskTable, CutsTilesAlongKIntoPartsThatCoverIt) {
+  for (const std::int64_t k : {1, 64, 100, 1000, 16384}) {
+    for (const std::int32_t parts : {0, 1, 2, 5, 300}) {
+      PlanSpec spec;
+      spec.m = 300;
+      spec.n = 200;
+      spec.k = k;
+      spec.op = Op::kGemmAllReduce;
+      spec.topo = {1, 1};
+      spec.tiling = choose_gpu_tiling(spec, 132);
+      const auto table = make_task_table(PlanSource{Plan(spec)}, 0, {132, parts});
+      ASSERT_TRUE(table.ok());
+      const auto blocks = static_cast<std::int32_t>(ceil_div(k, kBlockK));
+      std::uint32_t tile = 0;
+      std::uint32_t cut_tiles = 0;
+      for (std::size_t i = 0; i < table->tasks.size(); ++tile) {
+        const TilePart first = table->tasks[i].part;
+        std::int32_t next_block = 0;
+        for (int p = 0; p < first.count; ++p, ++i) {
+          const TilePart& part = table->tasks[i].part;
+          EXPECT_EQ(table->tasks[i].index, tile);
+          EXPECT_EQ(part.number, p);
+          EXPECT_EQ(part.slot, first.slot);
+          EXPECT_EQ(part.first_block, next_block);
+          EXPECT_GT(part.blocks, 0);
+          next_block += part.blocks;
+        }
+        EXPECT_EQ(next_block, blocks);
+        if (first.count > 1) {
+          EXPECT_EQ(first.slot, cut_tiles++);
+        }
+        if (parts > 1 && has_parts(spec.tiling.bn)) {
+          EXPECT_EQ(first.count, std::min(parts, blocks));
+        }
+      }
+      EXPECT_EQ(table->split_tiles, cut_tiles);
+    }
+  }
+}
+
+TEST(TileChoice, CutsKWhereTilesAreFewAndKIsLong) {
+  PlanSpec spec;
+  spec.op = Op::kGemmAllReduce;
+  spec.topo = {1, 1};
+  spec.m = spec.n = 100;
+  spec.k = 16384;
+  spec.tiling = choose_gpu_tiling(spec, 132);
+  const std::int64_t tiles = ceil_div(spec.m, spec.tiling.bm) * ceil_div(spec.n, spec.tiling.bn);
+  EXPECT_GT(choose_split(spec.tiling, tiles, 64, 256, 132).parts, 4);
+  // Not where every SM has a tile, nor where K is short.
+  EXPECT_EQ(choose_split({.bm = 128, .bn = 128}, 132, 128, 256, 132).parts, 1);
+  EXPECT_EQ(choose_split({.bm = 128, .bn = 128}, 10, 128, 2, 132).parts, 1);
+}
+
 }  // namespace
 }  // namespace mkernel

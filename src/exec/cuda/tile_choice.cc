@@ -6,16 +6,45 @@
 namespace mkernel {
 namespace {
 
-// Time of a tile per multiplication, relative to 128 x 256: what smaller tiles lose, as they load more operands per
-// product (measured, H200: 128 x 128 loses 0-8 %, 64-row tiles more; the rest is the cost of a tile itself).
-double tile_cost(const TileShape& shape, std::int64_t k) {
-  const double products = static_cast<double>(shape.bm) * shape.bn * static_cast<double>(max_of(k, 64));
-  const double loads = shape == TileShape{128, 256}   ? 1.0
-                       : shape == TileShape{128, 128} ? 1.06
-                       : shape == TileShape{64, 128}  ? 1.3
-                                                      : 1.7;
-  constexpr double kFixed = 128.0 * 256 * 128;  // as long as two k blocks of a large tile
-  return products * loads + kFixed;
+constexpr std::int32_t kMaxParts = 64;
+constexpr std::int64_t kMinPartBlocks = 4;
+
+// Nanoseconds, as measured on an H200 (2026-12-02): of a k block of a tile, of a tile besides, and of a part of a tile.
+double block_ns(const TileShape& shape) {
+  return shape == TileShape{128, 256}   ? 800
+         : shape == TileShape{128, 128} ? 430
+         : shape == TileShape{64, 128}  ? 290
+                                        : 150;
+}
+constexpr double kTileNs = 1200;
+// Sums go out once, and the last part reads those of all others.
+double part_ns(const TileShape& shape, std::int64_t rows, std::int32_t parts) {
+  constexpr double kBytesPerNs = 60;
+  constexpr double kMeetNs = 3000;
+  return kMeetNs + static_cast<double>(rows * shape.bn * 4 * parts) / kBytesPerNs;
+}
+
+struct Estimate {
+  double ns = 0;
+  TileSplit split;
+};
+
+// The time of a rank's tiles, each of `rows` rows at most and `blocks` k blocks, on `sms` SMs, cut in the best way.
+Estimate estimate(const TileShape& shape, std::int64_t tiles, std::int64_t rows, std::int64_t blocks,
+                  std::int64_t sms) {
+  const double tile_ns = static_cast<double>(blocks) * block_ns(shape) + kTileNs;
+  Estimate best{static_cast<double>(ceil_div(tiles, sms)) * tile_ns, {}};
+  // The last tiles, which do not fill all SMs, alone or with as many as fill them once more.
+  for (const std::int64_t cut : {tiles % sms, tiles % sms + sms}) {
+    if (cut == 0 || cut > tiles || !has_parts(shape.bn)) continue;
+    for (std::int32_t parts = 2; parts <= kMaxParts && blocks / parts >= kMinPartBlocks; ++parts) {
+      const double part = static_cast<double>(ceil_div(blocks, parts)) * block_ns(shape) + kTileNs;
+      const double ns = static_cast<double>((tiles - cut) / sms) * tile_ns +
+                        static_cast<double>(ceil_div(cut * parts, sms)) * part + part_ns(shape, rows, parts);
+      if (ns < best.ns) best = {ns, {tiles - cut, parts}};
+    }
+  }
+  return best;
 }
 
 constexpr std::int64_t kGpuChunkBytes = 256 * 1024;
@@ -39,8 +68,8 @@ Tiling choose_gpu_tiling(const PlanSpec& spec, int sms) {
   for (const TileShape& shape : kTileShapes) {
     const std::int64_t tiles =
         max_of(1, ceil_div(rows_per_grid(spec), shape.bm)) * max_of(1, ceil_div(cols_per_grid(spec), shape.bn)) * grids;
-    const double waves = static_cast<double>(ceil_div(tiles, max_of(sms, 1)));
-    const double time = waves * tile_cost(shape, gemm_k(spec));
+    const std::int64_t rows = min_of(rows_per_grid(spec), shape.bm);
+    const double time = estimate(shape, tiles, rows, ceil_div(gemm_k(spec), kBlockK), max_of(sms, 1)).ns;
     if (best_time != 0 && time >= best_time) continue;
     best = shape;
     best_time = time;
@@ -61,6 +90,11 @@ Tiling choose_gpu_tiling(const PlanSpec& spec, int sms) {
   const std::int64_t row_bytes = max_of(1, spec.k * dtype_bytes(spec.dtype));
   tiling.copy_rows = static_cast<std::int32_t>(max_of(1, min_of(kGpuCopyBytes / row_bytes, tiling.chunk_rows)));
   return tiling;
+}
+
+TileSplit choose_split(const Tiling& tiling, std::int64_t tiles, std::int64_t rows, std::int64_t blocks, int sms) {
+  if (sms < 1) return {};
+  return estimate({tiling.bm, tiling.bn}, tiles, rows, blocks, sms).split;
 }
 
 }  // namespace mkernel

@@ -80,6 +80,15 @@ __device__ __forceinline__ std::uint64_t global_time_ns() {
 // accesses of the async proxy (TMA) that follow.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
+// Four words, none of them from this SM's cache.
+__device__ __forceinline__ float4 ld_relaxed_gpu(const float4* p) {
+  float4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(p));
+  return v;
+}
+
 struct Bytes16 {
   std::uint32_t x, y, z, w;
 };

@@ -14,6 +14,10 @@
 #include <thread>
 #include <vector>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
+
 namespace mkernel {
 namespace {
 
@@ -245,12 +249,27 @@ TEST_F(FabricTest, HeapsCanBeRegisteredAThousandTimesWhileAnotherIsWrittenTo) {
   }
 }
 
+// What this thread allocates during its life may leak. libfabric 1.17 (its provider tcp) does not free a connection
+// that it has taken in but not finished when its endpoint closes: 376 bytes, allocated when a poll finds the peer's
+// request. All calls of fi_close() succeed then, so there is nothing left that we could give back.
+struct AllowedLeaks {
+#ifdef __SANITIZE_ADDRESS__
+  AllowedLeaks() { __lsan_disable(); }
+  ~AllowedLeaks() { __lsan_enable(); }
+#else
+  AllowedLeaks() {}  // or it would be an unused variable
+#endif
+  AllowedLeaks(const AllowedLeaks&) = delete;
+  AllowedLeaks& operator=(const AllowedLeaks&) = delete;
+};
+
 TEST_F(FabricTest, EndpointsCloseWithPutsInFlightAndNewOnesWork) {
   for (int round = 0; round < 10; ++round) {
     ranks_.clear();
     open(3, 4 * kMiB, 32);
     for (std::int64_t i = 0; i < 32; ++i) {
       static_cast<void>(ranks_[0]->endpoint->post(put_of(0, 1 + i % 2, 0, 0, 2 * kMiB, i), clock_now()));
+      const AllowedLeaks in_libfabric;
       if (round % 2 == 0) poll_all();
     }
   }

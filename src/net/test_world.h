@@ -131,6 +131,7 @@ class FlakyEndpoint : public Endpoint {
   PostStatus post(const Put& put, Nanos now) override {
     return fails && fails(++calls_, put) ? PostStatus::kAgain : inner_->post(put, now);
   }
+  void flush(Nanos now) override { inner_->flush(now); }
   int poll(Nanos now, std::span<TransportEvent> events) override { return inner_->poll(now, events); }
   Nanos next_event() const override { return inner_->next_event(); }
   int arrivals_per_put() const override { return inner_->arrivals_per_put(); }
@@ -194,7 +195,7 @@ class TestWorld {
     for (std::int32_t rank = 0; over_fabric() && rank < topo_.world(); ++rank) {
       fabric_heaps_.resize(fabric_.size());
       fabric_heaps_[rank] =
-          fabric_[rank]->add_heap(op, heaps.heap(op, rank), operators_[op].layout.bytes(), start_epoch).value();
+          fabric_[rank]->add_heap(op, {heaps.heap(op, rank), operators_[op].layout.bytes()}, start_epoch).value();
     }
     for (std::int32_t rank = 0; over_fabric() && rank < topo_.world(); ++rank) {
       for (std::int32_t peer = 0; peer < topo_.world(); ++peer)
@@ -360,7 +361,7 @@ class TestWorld {
     fabric.local_address = "127.0.0.1";
     fabric.pieces = options_.fabric_pieces;
     for (std::int32_t rank = 0; rank < topo_.world(); ++rank) {
-      fabric_.push_back(FabricEndpoint::create(rank, topo_.world(), fabric).value());
+      fabric_.push_back(create_fabric_endpoint(rank, topo_.world(), fabric).value());
     }
     for (auto& from : fabric_) {
       for (std::int32_t peer = 0; peer < topo_.world(); ++peer) {
@@ -386,7 +387,7 @@ class TestWorld {
   Topology topo_;
   TestWorldOptions options_;
   LocalNetwork network_;
-  std::vector<std::unique_ptr<FabricEndpoint>> fabric_;
+  std::vector<std::unique_ptr<ProcessEndpoint>> fabric_;
   std::vector<RemoteHeap> fabric_heaps_;  // of the operator that was added last
   Nanos quiet_ns_ = 0;
   std::vector<std::vector<std::unique_ptr<CommandRing>>> rings_;

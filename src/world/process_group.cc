@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "net/libfabric/fabric_endpoint.h"
 #include "world/packet.h"
 
 namespace mkernel {
@@ -58,7 +59,7 @@ Status ProcessGroup::open_endpoint(const WorldOptions& options) {
   fabric.local_address =
       options.processes.interface.empty() ? bootstrap_->local_address() : options.processes.interface;
   if (fabric.provider == "shm") fabric.local_address.clear();  // its addresses are no IP addresses
-  Result<std::unique_ptr<FabricEndpoint>> endpoint = FabricEndpoint::create(rank_, options.processes.size, fabric);
+  Result<std::unique_ptr<ProcessEndpoint>> endpoint = create_fabric_endpoint(rank_, options.processes.size, fabric);
   const Status opened = endpoint.ok() ? Status(Ok{}) : Status(endpoint.error());
   if (Status status = confirm("open its endpoint", opened); !status.ok()) return status;
   endpoint_ = std::move(endpoint).value();
@@ -150,7 +151,7 @@ Status ProcessGroup::agree(const std::string& what, const std::string& text) {
 
 Status ProcessGroup::share_heap(std::uint32_t op, void* data, std::int64_t bytes, std::uint64_t start_epoch) {
   if (endpoint_ == nullptr) return confirm(fmt::format("begin operator {}", op), Ok{});
-  const Result<RemoteHeap> mine = endpoint_->add_heap(op, data, bytes, start_epoch);
+  const Result<RemoteHeap> mine = endpoint_->add_heap(op, {data, bytes}, start_epoch);
   if (Status status = confirm(fmt::format("register the workspace of operator {}", op),
                               mine.ok() ? Status(Ok{}) : Status(mine.error()));
       !status.ok()) {

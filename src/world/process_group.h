@@ -45,12 +45,16 @@ class ProcessGroup {
         deadline_s_(options.deadline_s),
         bootstrap_(std::move(bootstrap)) {}
   Status open_endpoint(const WorldOptions& options);
+  Status learn_hosts();
   Status share_bells();
+  // exchange() of longer texts, in parts.
+  Result<std::vector<std::string>> exchange_long(const std::string& what, const std::string& text);
 
   std::int32_t rank_;
   Topology topo_;
   double deadline_s_;
   std::unique_ptr<Bootstrap> bootstrap_;
+  std::vector<std::string> hosts_;  // by rank; empty until somebody needs them
   SharedBlock bells_;
   std::unique_ptr<ProcessEndpoint> endpoint_;
 };

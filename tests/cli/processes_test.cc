@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "base/npy.h"
-#include "net/libfabric/fabric_endpoint.h"
+#include "world/network.h"
 #include "tests/cli/cli_run.h"
 
 namespace mkernel::cli {
@@ -47,7 +47,9 @@ class ProcessesTest : public testing::Test {
   };
 
   void SetUp() override {
-    if (const std::string obstacle = fabric_obstacle(); !obstacle.empty()) GTEST_SKIP() << obstacle;
+    const char* network = std::getenv("MKERNEL_NETWORK");  // so that they also run in scripts/rdma_tests.sh
+    const std::string obstacle = network_obstacle(network != nullptr ? network : "libfabric");
+    if (!obstacle.empty()) GTEST_SKIP() << obstacle;
     std::string name = (fs::temp_directory_path() / "mkernel_processes_XXXXXX").string();
     folder_ = mkdtemp(name.data());
   }

@@ -21,9 +21,10 @@ struct NetworkOptions {
   std::int64_t heap_bytes = 0;  // beyond the stamps
   std::int64_t stamps = 1 << 10;
   int queue_depth = 64;
-  bool star = false;  // only rank 0 and the others write to each other
+  bool star = false;       // only rank 0 and the others write to each other
+  bool impatient = false;  // a peer that is gone is noticed within 0.1 s; a machine under load may be taken for gone
   // Gives a rank's memory, of stamps and heap; null: ordinary memory.
-  std::function<std::byte*(int rank, std::int64_t bytes)> memory;
+  std::function<std::byte*(int rank, std::int64_t bytes)> memory = nullptr;
 };
 
 // A kind of network that tests run over.
@@ -43,8 +44,7 @@ std::vector<NetworkKind> network_kinds();
 std::string network_obstacle(const NetworkKind& kind);
 // An endpoint between processes; not for kLocal. Fails the program when it cannot be made.
 std::unique_ptr<ProcessEndpoint> make_endpoint(const NetworkKind& kind, std::int32_t rank, std::int32_t world,
-                                               int queue_depth, bool star = false);
-// How soon a peer that is gone is noticed is made short.
+                                               int queue_depth, bool star = false, bool impatient = false);
 inline constexpr Nanos kNetworkDeadline = 60'000'000'000;
 
 inline Nanos clock_now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }

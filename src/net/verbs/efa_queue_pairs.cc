@@ -80,19 +80,12 @@ class EfaQueuePairs final : public QueuePairs {
 
 Status EfaQueuePairs::create() {
   const VerbsDevice& device = *config_.device;
-  const EfaLibrary& efa = efa_library();
-  if (efa.create_qp_ex == nullptr || efa.query_device == nullptr) {
-    return Error{ErrorKind::kUnsupported, fmt::format("{} is not here or too old: install ibverbs-providers", kFile)};
+  if (std::string obstacle = efa_device_obstacle(device); !obstacle.empty()) {
+    return Error{ErrorKind::kUnsupported, std::move(obstacle)};
   }
   efadv_device_attr limits = {};
-  if (efa.query_device(device.context.get(), &limits, sizeof limits) != 0) {
-    return Error{ErrorKind::kUnsupported, device.nic.name() + " is no EFA"};
-  }
-  if ((limits.device_caps & kCanWrite) == 0 || limits.max_rdma_size == 0) {
-    return Error{ErrorKind::kUnsupported, device.nic.name() +
-                                              " cannot do remote writes: the first EFA that does is that "
-                                              "of p5 instances"};
-  }
+  const EfaLibrary& efa = efa_library();
+  efa.query_device(device.context.get(), &limits, sizeof limits);
   max_message_ = limits.max_rdma_size;
   config_.send_depth = std::min(config_.send_depth, static_cast<int>(limits.max_sq_wr));
   config_.receive_depth = std::min(config_.receive_depth, static_cast<int>(limits.max_rq_wr));
@@ -168,7 +161,7 @@ Status EfaQueuePairs::connect(int slot, std::int32_t rank, std::string_view byte
 int EfaQueuePairs::post(int slot, int /*lane*/, std::span<const WriteRequest> requests, std::size_t& accepted) {
   accepted = 0;
   const Peer& peer = peers_[static_cast<std::size_t>(slot)];
-  ibv_qp_ex* pair = ibv_qp_to_qp_ex(pair_.get());
+  ibv_qp_ex* pair = library().qp_to_qp_ex(pair_.get());
   ibv_wr_start(pair);
   for (const WriteRequest& request : requests) {
     pair->wr_id = request.id;
@@ -200,6 +193,19 @@ int EfaQueuePairs::post_receives(int count) {
 }
 
 }  // namespace
+
+std::string efa_device_obstacle(const VerbsDevice& device) {
+  const EfaLibrary& efa = efa_library();
+  if (efa.create_qp_ex == nullptr || efa.query_device == nullptr || device.library->qp_to_qp_ex == nullptr) {
+    return fmt::format("{} is not here or too old: install ibverbs-providers (Debian)", kFile);
+  }
+  efadv_device_attr limits = {};
+  if (efa.query_device(device.context.get(), &limits, sizeof limits) != 0) return device.nic.name() + " is no EFA";
+  if ((limits.device_caps & kCanWrite) == 0 || limits.max_rdma_size == 0) {
+    return device.nic.name() + " cannot do remote writes: the first EFA that does is that of p5 instances";
+  }
+  return "";
+}
 
 Result<std::unique_ptr<QueuePairs>> create_efa_queue_pairs(const QueuePairsConfig& config) {
   auto pairs = std::make_unique<EfaQueuePairs>(config);

@@ -43,6 +43,7 @@ VerbsLibrary load() {
   find(library.create_ah, "ibv_create_ah");
   find(library.destroy_ah, "ibv_destroy_ah");
   find(library.wc_status_str, "ibv_wc_status_str");
+  library.qp_to_qp_ex = reinterpret_cast<decltype(library.qp_to_qp_ex)>(dlsym(handle, "ibv_qp_to_qp_ex"));
   library.reg_dmabuf_mr =
       reinterpret_cast<decltype(library.reg_dmabuf_mr)>(dlsym(handle, "ibv_reg_dmabuf_mr"));  // may be missing
   return library;

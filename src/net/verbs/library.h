@@ -34,6 +34,7 @@ struct VerbsLibrary {
   decltype(&ibv_destroy_qp) destroy_qp = nullptr;
   decltype(&ibv_create_ah) create_ah = nullptr;
   decltype(&ibv_destroy_ah) destroy_ah = nullptr;
+  decltype(&ibv_qp_to_qp_ex) qp_to_qp_ex = nullptr;  // null in libraries before rdma-core 24; only EFA needs it
   decltype(&ibv_wc_status_str) wc_status_str = nullptr;
   std::string obstacle;  // why the functions are not there; empty when they are
 };

@@ -150,6 +150,28 @@ Nearness nearness(const GpuPlace& gpu, const Nic& nic) {
   return gpu.numa_node >= 0 && gpu.numa_node == nic.numa_node ? Nearness::kNuma : Nearness::kFar;
 }
 
+const char* nearness_text(Nearness nearness) {
+  switch (nearness) {
+    case Nearness::kSwitch: return "below one PCIe switch or root port";
+    case Nearness::kBridge: return "below one PCIe host bridge";
+    case Nearness::kNuma: return "on one NUMA node";
+    case Nearness::kFar: break;
+  }
+  return "on another NUMA node, or nobody knows where";
+}
+
+std::vector<std::string> find_gpu_addresses(const std::string& sysfs) {
+  const fs::path all = fs::path(sysfs) / "bus/pci/devices";
+  std::vector<std::string> addresses;
+  for (const std::string& address : names_in(all)) {
+    // PCI class 03: display; 00 of it has a screen, 02 has none.
+    const std::string kind = read_line(all / address / "class");
+    if (read_line(all / address / "vendor") != "0x10de") continue;
+    if (kind.starts_with("0x0300") || kind.starts_with("0x0302")) addresses.push_back(address);
+  }
+  return addresses;
+}
+
 std::vector<std::vector<int>> assign_nics(const std::vector<GpuPlace>& gpus, const std::vector<Nic>& nics) {
   std::vector<std::vector<int>> assigned(gpus.size());
   if (nics.empty() || gpus.empty()) return assigned;

@@ -60,6 +60,11 @@ struct GpuPlace {
 // `address` as CUDA and NVML give it: "0000:17:00.0" or "00000000:17:00.0".
 GpuPlace find_gpu(const std::string& sysfs, const std::string& address);
 Nearness nearness(const GpuPlace& gpu, const Nic& nic);
+// "below one PCIe switch", ...
+const char* nearness_text(Nearness nearness);
+
+// NVIDIA's GPUs, by PCI address, which is CUDA's order where CUDA_DEVICE_ORDER is PCI_BUS_ID.
+std::vector<std::string> find_gpu_addresses(const std::string& sysfs);
 
 // Divides cards over the GPUs of a node, the same on every process that asks: every GPU gets the nearest ones, no card
 // serves more GPUs than it must, and no GPU has more cards than another. By GPU; indices into `nics`; nothing when

@@ -70,6 +70,9 @@ class QueuePairs {
 // Reliable connections, `lanes` per peer, which share one receive queue.
 Result<std::unique_ptr<QueuePairs>> create_rc_queue_pairs(const QueuePairsConfig& config);
 
+// Why a device is no EFA that can be used, or an empty text.
+std::string efa_device_obstacle(const VerbsDevice& device);
+
 // One SRD queue pair of AWS EFA for all peers. Errors: kUnsupported in a build without EFA's header, and where the
 // device cannot do remote writes.
 Result<std::unique_ptr<QueuePairs>> create_efa_queue_pairs(const QueuePairsConfig& config);

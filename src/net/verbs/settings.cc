@@ -1,10 +1,6 @@
 #include "net/verbs/settings.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
 
 #include <algorithm>
 #include <charconv>
@@ -69,7 +65,22 @@ Result<VerbsSettings> verbs_settings_from(const Environment& environment) {
   if (Status status = read_number(environment, "SL", 0, 15, settings.service_level); !status.ok()) {
     return status.error();
   }
+  if (Status status = read_number(environment, "QPS_PER_CONNECTION", 1, 128, settings.lanes); !status.ok()) {
+    return status.error();
+  }
+  if (Status status = read_number(environment, "TIMEOUT", 1, 31, settings.timeout); !status.ok()) {
+    return status.error();
+  }
+  if (Status status = read_number(environment, "RETRY_CNT", 0, 7, settings.retry_count); !status.ok()) {
+    return status.error();
+  }
   return settings;
+}
+
+std::string why_not_used(const VerbsSettings& settings, const Nic& nic) {
+  if (!nic.active) return "its link is down";
+  if (!settings.nics.accepts(nic)) return "MKERNEL_IB_HCA or NCCL_IB_HCA leaves it out";
+  return "";
 }
 
 Result<Nic> choose_nic(const VerbsSettings& settings, const std::string& sysfs, const std::vector<GpuPlace>& gpus,
@@ -77,7 +88,7 @@ Result<Nic> choose_nic(const VerbsSettings& settings, const std::string& sysfs, 
   const std::vector<Nic> all = find_nics(sysfs);
   std::vector<Nic> usable;
   std::copy_if(all.begin(), all.end(), std::back_inserter(usable),
-               [&](const Nic& nic) { return nic.active && settings.nics.accepts(nic); });
+               [&](const Nic& nic) { return why_not_used(settings, nic).empty(); });
   if (usable.empty()) {
     return Error{ErrorKind::kUnsupported,
                  all.empty() ? "this machine has no RDMA device (/sys/class/infiniband is empty)"
@@ -87,51 +98,6 @@ Result<Nic> choose_nic(const VerbsSettings& settings, const std::string& sysfs, 
   }
   const std::vector<std::vector<int>> assigned = assign_nics(gpus, usable);
   return usable[static_cast<std::size_t>(assigned.at(static_cast<std::size_t>(gpu)).front())];
-}
-
-std::string find_interface(const std::string& names, const std::vector<InterfaceAddress>& interfaces) {
-  std::string_view list = names;
-  const bool exclude = list.starts_with('^');
-  if (exclude) list.remove_prefix(1);
-  const bool exact = list.starts_with('=');
-  if (exact) list.remove_prefix(1);
-  const auto named = [&](const std::string& interface) {
-    for (std::string_view rest = list; !rest.empty();) {
-      const std::string_view word = rest.substr(0, rest.find(','));
-      rest.remove_prefix(std::min(rest.size(), word.size() + 1));
-      if (!word.empty() && (exact ? interface == word : interface.starts_with(word))) return true;
-    }
-    return false;
-  };
-  for (const bool ip6 : {false, true}) {
-    for (const InterfaceAddress& each : interfaces) {
-      const bool is_ip6 = each.address.find(':') != std::string::npos;
-      if (is_ip6 == ip6 && named(each.interface) != exclude) return each.address;
-    }
-  }
-  return "";
-}
-
-std::vector<InterfaceAddress> own_interfaces() {
-  std::vector<InterfaceAddress> found;
-  ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) return found;
-  for (const ifaddrs* each = all; each != nullptr; each = each->ifa_next) {
-    if (each->ifa_addr == nullptr || (each->ifa_flags & IFF_LOOPBACK) != 0 || (each->ifa_flags & IFF_UP) == 0) continue;
-    char text[INET6_ADDRSTRLEN] = {};
-    if (each->ifa_addr->sa_family == AF_INET) {
-      inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr, text, sizeof text);
-    } else if (each->ifa_addr->sa_family == AF_INET6) {
-      const in6_addr& address = reinterpret_cast<const sockaddr_in6*>(each->ifa_addr)->sin6_addr;
-      if (IN6_IS_ADDR_LINKLOCAL(&address)) continue;  // means nothing without its interface
-      inet_ntop(AF_INET6, &address, text, sizeof text);
-    } else {
-      continue;
-    }
-    found.push_back({each->ifa_name, text});
-  }
-  freeifaddrs(all);
-  return found;
 }
 
 }  // namespace mkernel

@@ -39,16 +39,5 @@ TEST(VerbsSettingsTest, NonsenseIsRefusedByName) {
   }
 }
 
-TEST(VerbsSettingsTest, InterfacesAreFoundByName) {
-  const std::vector<InterfaceAddress> all = {
-      {"eth0", "2001:db8::1"}, {"docker0", "172.17.0.1"}, {"eth0", "10.0.0.1"}, {"eth01", "10.0.1.1"}};
-  EXPECT_EQ(find_interface("eth", all), "10.0.0.1");
-  EXPECT_EQ(find_interface("=eth01", all), "10.0.1.1");
-  EXPECT_EQ(find_interface("^docker,eth01", all), "10.0.0.1");
-  EXPECT_EQ(find_interface("^=eth0,eth01,docker0", all), "");
-  EXPECT_EQ(find_interface("ib", all), "");
-  EXPECT_EQ(find_interface("=eth0", {all.begin(), all.begin() + 1}), "2001:db8::1");
-}
-
 }  // namespace
 }  // namespace mkernel

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 #include <utility>
@@ -674,7 +675,10 @@ Result<std::unique_ptr<ProcessEndpoint>> create_verbs_endpoint(std::int32_t rank
   return std::unique_ptr<ProcessEndpoint>(std::move(endpoint));
 }
 
-std::string verbs_obstacle() {
+namespace {
+
+// Why no port can be used; `obstacle_of` has the last word about one that opens.
+std::string first_obstacle(const std::function<std::string(const VerbsDevice&)>& obstacle_of) {
   if (!verbs_library().obstacle.empty()) return verbs_library().obstacle;
   const std::vector<Nic> nics = find_nics("/sys");
   if (nics.empty()) return "this machine has no RDMA device (/sys/class/infiniband is empty)";
@@ -685,10 +689,18 @@ std::string verbs_obstacle() {
       continue;
     }
     const Result<VerbsDevice> device = open_device(verbs_library(), "/sys", nic, -1);
-    if (device.ok()) return "";
-    why = device.error().message;
+    why = device.ok() ? obstacle_of(*device) : device.error().message;
+    if (why.empty()) return why;
   }
   return why;
 }
+
+}  // namespace
+
+std::string verbs_obstacle() {
+  return first_obstacle([](const VerbsDevice&) { return std::string(); });
+}
+
+std::string efa_obstacle() { return first_obstacle(efa_device_obstacle); }
 
 }  // namespace mkernel

@@ -55,5 +55,7 @@ Result<std::unique_ptr<ProcessEndpoint>> create_verbs_endpoint(std::int32_t rank
 
 // Why there is no port that can be used, or an empty text.
 std::string verbs_obstacle();
+// Why there is no EFA that can be used, or an empty text.
+std::string efa_obstacle();
 
 }  // namespace mkernel

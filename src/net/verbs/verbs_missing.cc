@@ -11,4 +11,6 @@ std::string verbs_obstacle() {
   return "this build has no libibverbs: install libibverbs-dev (Debian) and configure again";
 }
 
+std::string efa_obstacle() { return verbs_obstacle(); }
+
 }  // namespace mkernel

@@ -29,12 +29,12 @@ check() {
 summary() {
   sed -n 's/^\[  PASSED  \] \(.*\)/, \1 passed/p; s/^\[  SKIPPED \] \([0-9]* tests*\).*/, \1 skipped/p' "$log" | tr -d '\n'
 }
-# One process per rank, by Open MPI; the last line is the verdict on C.
+# One process per rank, by Open MPI. Good when C is right and the network was the one that was asked for.
 run_mkernel() {
   local ranks=$1
   shift
-  mpirun --oversubscribe --mca btl self,sm -np "$ranks" "$build/mkernel" run "$@" --repeat 2 --json >"$log.json" || return 1
-  grep -q '"ok":true' "$log.json" && cat "$log.json"
+  mpirun --oversubscribe --mca btl self,sm -np "$ranks" "$build/mkernel" run "$@" --repeat 2 || return 1
+  grep -q '^  network   verbs.* on rxe' "$log" && grep -q '^  check     ok' "$log"
 }
 
 part_conformance() {

@@ -46,7 +46,7 @@ prepare() {
   package=$(apt-cache depends linux-image-amd64 2>/dev/null | awk '/Depends: linux-image-[0-9]/ {print $2; exit}')
   [[ -n $package ]] || skip "no virtual machine with RDMA: apt knows no linux-image-amd64 (Debian's; apt-get update)"
   echo "fetching $package" >&2
-  (cd "$work" && apt-get -qq download "$package" >&2) || skip "no virtual machine with RDMA: $package cannot be downloaded"
+  (cd "$work" && apt-get -qq -o APT::Sandbox::User=root download "$package" >&2) || skip "no virtual machine with RDMA: $package cannot be downloaded"
   dpkg -x "$work"/*.deb "$work/package"
   version=${package#linux-image-}
   # QEMU can start the unpacked kernel; unpacking it in the machine would take longer than all else.

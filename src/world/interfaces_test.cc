@@ -6,8 +6,11 @@ namespace mkernel {
 namespace {
 
 TEST(Interfaces, AreFoundByNameAndTheLoopbackLast) {
-  const std::vector<InterfaceAddress> all = {
-      {"lo", "127.0.0.1", true}, {"eth0", "2001:db8::1"}, {"docker0", "172.17.0.1"}, {"eth0", "10.0.0.1"}, {"eth01", "10.0.1.1"}};
+  const std::vector<InterfaceAddress> all = {{"lo", "127.0.0.1", true},
+                                             {"eth0", "2001:db8::1"},
+                                             {"docker0", "172.17.0.1"},
+                                             {"eth0", "10.0.0.1"},
+                                             {"eth01", "10.0.1.1"}};
   EXPECT_EQ(find_interface("eth", all), "10.0.0.1");
   EXPECT_EQ(find_interface("=eth01", all), "10.0.1.1");
   EXPECT_EQ(find_interface("^docker,eth01", all), "10.0.0.1");

@@ -58,8 +58,8 @@ Result<std::unique_ptr<ProcessEndpoint>> open_network(const Processes& processes
   if (processes.network == "verbs") return open_verbs(VerbsMode::kOrdered, place, environment);
   if (processes.network == "verbs-counted") return open_verbs(VerbsMode::kCounted, place, environment);
   if (processes.network == "efa") return open_verbs(VerbsMode::kEfa, place, environment);
-  return bad_argument(fmt::format("the network is '{}': it must be one of {}", processes.network,
-                                  fmt::join(network_names(), ", ")));
+  return bad_argument(
+      fmt::format("the network is '{}': it must be one of {}", processes.network, fmt::join(network_names(), ", ")));
 }
 
 }  // namespace mkernel

@@ -44,9 +44,8 @@ Result<std::unique_ptr<ProcessGroup>> ProcessGroup::create(const WorldOptions& o
   Result<std::unique_ptr<Bootstrap>> bootstrap = Bootstrap::create(meeting);
   if (!bootstrap.ok()) return bootstrap.error();
   std::unique_ptr<ProcessGroup> group(new ProcessGroup(options, std::move(bootstrap).value()));
-  const std::string network = processes.network == "libfabric"
-                                  ? fmt::format("libfabric's {}", processes.provider)
-                                  : processes.network;
+  const std::string network =
+      processes.network == "libfabric" ? fmt::format("libfabric's {}", processes.provider) : processes.network;
   const std::string asked = fmt::format("a world of {} nodes with {} GPUs each over {}, by mKernel {}", options.nodes,
                                         options.gpus, network, MKERNEL_VERSION);
   if (Status status = group->agree("create a world", asked); !status.ok()) return status.error();
@@ -65,9 +64,10 @@ Status ProcessGroup::open_endpoint(const WorldOptions& options) {
   place.rank = rank_;
   place.size = options.processes.size;
   place.local_address = bootstrap_->local_address();
-  place.local_count = static_cast<int>(std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank_)]));
-  place.local_index = static_cast<int>(
-      std::count(hosts_.begin(), hosts_.begin() + rank_, hosts_[static_cast<std::size_t>(rank_)]));
+  place.local_count =
+      static_cast<int>(std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank_)]));
+  place.local_index =
+      static_cast<int>(std::count(hosts_.begin(), hosts_.begin() + rank_, hosts_[static_cast<std::size_t>(rank_)]));
   // Puts go along the rail only.
   for (std::int32_t node = 0; node < topo_.nodes; ++node) {
     const std::int32_t peer = topo_.rank_of(node, topo_.gpu_of(rank_));

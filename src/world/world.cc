@@ -69,8 +69,8 @@ Status check_processes(const WorldOptions& options) {
   }
   const auto& networks = network_names();
   if (std::find(networks.begin(), networks.end(), processes.network) == networks.end()) {
-    return bad_argument(fmt::format("processes.network is '{}': it must be one of {}", processes.network,
-                                    fmt::join(networks, ", ")));
+    return bad_argument(
+        fmt::format("processes.network is '{}': it must be one of {}", processes.network, fmt::join(networks, ", ")));
   }
   if (std::isnan(processes.start_s) || processes.start_s <= 0) {
     return bad_argument(fmt::format("processes.start_s is {}: it must be more than 0", processes.start_s));

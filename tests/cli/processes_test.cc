@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "base/npy.h"
-#include "world/network.h"
 #include "tests/cli/cli_run.h"
+#include "world/network.h"
 
 namespace mkernel::cli {
 namespace {

@@ -37,10 +37,10 @@ struct Write {
 struct FakePair : ibv_qp {
   std::deque<Write> queue;
   std::uint32_t depth = 0;
-  std::uint32_t taken = 0;             // places of the send queue, given back when a completion is polled
-  std::deque<std::uint32_t> retires;   // by completion not yet polled: places that it gives back
-  std::uint32_t unsignaled = 0;        // writes done since the last completion
-  std::uint32_t remote = 0;            // number of the other side
+  std::uint32_t taken = 0;            // places of the send queue, given back when a completion is polled
+  std::deque<std::uint32_t> retires;  // by completion not yet polled: places that it gives back
+  std::uint32_t unsignaled = 0;       // writes done since the last completion
+  std::uint32_t remote = 0;           // number of the other side
   std::mutex poster;
 };
 
@@ -125,7 +125,8 @@ bool carry(FakePair& pair) {
         !write.copied.empty() || write.bytes == 0 || find_region(write.source_key, write.source, write.bytes, 0);
     MK_CHECK(has_source);
     if (status == IBV_WC_SUCCESS && write.bytes > 0 &&
-        find_region(request.wr.rdma.rkey, request.wr.rdma.remote_addr, write.bytes, IBV_ACCESS_REMOTE_WRITE) == nullptr) {
+        find_region(request.wr.rdma.rkey, request.wr.rdma.remote_addr, write.bytes, IBV_ACCESS_REMOTE_WRITE) ==
+            nullptr) {
       status = IBV_WC_REM_ACCESS_ERR;
     }
     if (status == IBV_WC_SUCCESS) {

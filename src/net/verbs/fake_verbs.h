@@ -1,8 +1,8 @@
 // For tests: an RDMA device inside the process, behind the same table of functions as libibverbs.
 //
-// It is stricter than devices are: it aborts when a queue overflows, when two threads post to one queue pair, and when a
-// write leaves its region. Queue pairs take turns at random, each in its own order, and nothing moves but while somebody
-// polls. Faults are injected by number.
+// It is stricter than devices are: it aborts when a queue overflows, when two threads post to one queue pair, and when
+// a write leaves its region. Queue pairs take turns at random, each in its own order, and nothing moves but while
+// somebody polls. Faults are injected by number.
 #pragma once
 #include <infiniband/verbs.h>
 

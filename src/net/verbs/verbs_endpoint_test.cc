@@ -245,10 +245,9 @@ TEST_P(VerbsEndpointTest, EveryStepOfTheStartThatFailsIsNamedAndLeaksNothing) {
   const struct {
     const char* what;
     const char* step;
-  } steps[] = {{"context", "ibv_open_device"}, {"pd", "ibv_alloc_pd"},   {"cq", "ibv_create_cq"},
-               {"srq", "ibv_create_srq"},      {"qp", "ibv_create_qp"},  {"init", "ibv_modify_qp to INIT"},
-               {"mr", "ibv_reg_mr"},           {"rtr", "ibv_modify_qp to RTR"},
-               {"rts", "ibv_modify_qp to RTS"}};
+  } steps[] = {{"context", "ibv_open_device"}, {"pd", "ibv_alloc_pd"},          {"cq", "ibv_create_cq"},
+               {"srq", "ibv_create_srq"},      {"qp", "ibv_create_qp"},         {"init", "ibv_modify_qp to INIT"},
+               {"mr", "ibv_reg_mr"},           {"rtr", "ibv_modify_qp to RTR"}, {"rts", "ibv_modify_qp to RTS"}};
   for (const auto& [what, step] : steps) {
     for (int at = 1; at <= 3; ++at) {
       SCOPED_TRACE(std::string(what) + ", call " + std::to_string(at));

@@ -34,7 +34,7 @@ class FabricTest : public testing::Test {
  protected:
   struct Rank {
     std::vector<std::byte> memory;
-    std::unique_ptr<FabricEndpoint> endpoint;
+    std::unique_ptr<ProcessEndpoint> endpoint;
     std::int64_t sent = 0;
     std::int64_t failed = 0;
     std::vector<TransportEvent> arrivals;
@@ -52,7 +52,7 @@ class FabricTest : public testing::Test {
     for (int rank = 0; rank < world; ++rank) {
       ranks_.push_back(std::make_unique<Rank>());
       ranks_.back()->memory.resize(static_cast<std::size_t>(heap_bytes));
-      auto endpoint = FabricEndpoint::create(rank, world, options);
+      auto endpoint = create_fabric_endpoint(rank, world, options);
       ASSERT_TRUE(endpoint.ok()) << endpoint.error().message;
       ranks_.back()->endpoint = std::move(endpoint).value();
     }
@@ -68,7 +68,8 @@ class FabricTest : public testing::Test {
   void add_heaps(std::uint32_t op) {
     std::vector<RemoteHeap> heaps;
     for (auto& rank : ranks_) {
-      auto heap = rank->endpoint->add_heap(op, rank->memory.data(), static_cast<std::int64_t>(rank->memory.size()), 0);
+      auto heap =
+          rank->endpoint->add_heap(op, {rank->memory.data(), static_cast<std::int64_t>(rank->memory.size())}, 0);
       ASSERT_TRUE(heap.ok()) << heap.error().message;
       heaps.push_back(*heap);
     }
@@ -299,13 +300,13 @@ TEST(Fabric, AProviderOrAddressThatIsNotThereIsNamed) {
   if (const std::string obstacle = fabric_obstacle(); !obstacle.empty()) GTEST_SKIP() << obstacle;
   FabricOptions options;
   options.provider = "no-such-provider";
-  auto endpoint = FabricEndpoint::create(0, 2, options);
+  auto endpoint = create_fabric_endpoint(0, 2, options);
   ASSERT_FALSE(endpoint.ok());
   EXPECT_EQ(endpoint.error().kind, ErrorKind::kUnsupported);
   EXPECT_NE(endpoint.error().message.find("no-such-provider"), std::string::npos) << endpoint.error().message;
   options.provider = "tcp";
   options.local_address = "203.0.113.77";
-  endpoint = FabricEndpoint::create(0, 2, options);
+  endpoint = create_fabric_endpoint(0, 2, options);
   ASSERT_FALSE(endpoint.ok());
   EXPECT_NE(endpoint.error().message.find("203.0.113.77"), std::string::npos) << endpoint.error().message;
 }

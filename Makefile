@@ -9,7 +9,7 @@ JOBS ?= $(shell mem=$$(awk '/^MemTotal:/ {print int($$2 / 2097152)}' /proc/memin
 # How long `make fuzz` runs each fuzz target.
 FUZZ_SECONDS ?= 600
 
-.PHONY: help bootstrap build demo test asan tsan fuzz check-bare clean
+.PHONY: help bootstrap build demo test test-rdma asan tsan fuzz check-bare clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -30,6 +30,16 @@ demo: bootstrap ## build the program and watch it run GEMM + AllReduce over 2 no
 test: build ## build and run all tests
 	@scripts/bootstrap.sh spin || echo "without spin the test protocol_models will be skipped"
 	ctest --preset cpu --parallel $$(nproc)
+
+# Programs for the emulated processor, which has not all instructions of this one.
+rdma_targets = mkernel_cli net_conformance_test tests_cli_test ops_test
+
+test-rdma: bootstrap ## verbs over software RDMA: conformance, programs, kills, speed; in a virtual machine (QEMU)
+	cmake --preset rdma
+	cmake --build --preset rdma --parallel $(JOBS) --target $(rdma_targets)
+	@scripts/bootstrap.sh openmpi-bin perftest || echo "without openmpi-bin or perftest parts of test-rdma fail or say less"
+	@status=0; scripts/rdma_vm.sh scripts/rdma_tests.sh build/rdma || status=$$?; \
+	if [[ $$status -eq 77 ]]; then echo "test-rdma was SKIPPED: see above for what is missing"; exit 0; fi; exit $$status
 
 asan tsan: %: bootstrap
 	cmake --preset $*

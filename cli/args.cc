@@ -13,6 +13,7 @@
 #include "exec/sim/cost_model.h"
 #include "exec/sim/explore.h"
 #include "ops/gemm_spec.h"
+#include "world/network.h"
 
 #ifndef MKERNEL_VERSION
 #define MKERNEL_VERSION "0.0.0"
@@ -128,7 +129,7 @@ Result<Command> parse_run(std::span<const std::string> args) {
       "mkernel run OP [options]",
       "Runs an operator with real data on this machine: all ranks in this process, threads instead of SMs\n"
       "(or virtual time), the network behind a link model. Checks the result against fp64.\n"
-      "Started by mpirun, torchrun or srun every process runs one rank, and the network is libfabric's.");
+      "Started by mpirun, torchrun or srun every process runs one rank, and --network joins them.");
   add_operator(options, run.problem);
   add_problem(options, run.problem, kHostDefaults);
   options.group("where and how");
@@ -152,6 +153,14 @@ Result<Command> parse_run(std::span<const std::string> args) {
                 "balanced        as slow as the arithmetic: the unfused computation is timed\n"
                 "                first, then the busiest rank's network gets the same time",
                 into(link, [](const std::string& text) { return parse_link("--link", text); }));
+  options.value("--network", "NAME",
+                "between processes: libfabric, verbs (RDMA), verbs-counted (the same,\n"
+                "nothing assumed about order), efa [MKERNEL_NETWORK, else libfabric]",
+                into(run.network, [](const std::string& text) -> Result<std::string> {
+                  const auto known = parse_choice("--network", text, network_names());
+                  if (!known) return known.error();
+                  return text;
+                }));
   options.flag("--copy-engine", "cuda: the copy engine moves the network's bytes, not spare SMs",
                &world.copy_engine_wire);
   options.value("--ring-depth", "COUNT",

@@ -31,6 +31,7 @@ struct RunArgs {
   bool check = true;
   bool compare = false;
   bool json = false;
+  std::string network;           // between processes; empty: as the environment says
   std::filesystem::path input;   // empty: made from the seed
   std::filesystem::path output;  // empty: not written
   std::filesystem::path trace;   // empty: none

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cstdlib>
 #include <vector>
 
 #include "cli/commands.h"
@@ -10,6 +11,8 @@
 #include "exec/sim/cost_model.h"
 #include "mkernel/types.h"
 #include "net/libfabric/fabric_endpoint.h"
+#include "net/verbs/nic_report.h"
+#include "world/network.h"
 
 namespace mkernel::cli {
 namespace {
@@ -38,10 +41,23 @@ std::vector<std::string> missing(const Machine& machine) {
   if (const std::string obstacle = fabric_obstacle(); !obstacle.empty()) {
     sentences.push_back("No worlds of several processes: " + obstacle + ".");
   }
-  if (machine.rdma_devices.empty()) {
-    sentences.push_back("No RDMA network device was found on this machine (/sys/class/infiniband is empty).");
+  if (const std::string obstacle = network_obstacle("verbs"); !obstacle.empty()) {
+    sentences.push_back("No RDMA: " + obstacle + ".");
+  } else if (const std::string efa = network_obstacle("efa"); !efa.empty()) {
+    sentences.push_back("No EFA: " + efa + ".");
   }
   return sentences;
+}
+
+// One line per port and GPU, or why there are none.
+std::vector<std::string> rdma_lines() {
+  const auto settings = verbs_settings_from([](const char* name) { return std::getenv(name); });
+  if (!settings) return {settings.error().message};
+  std::vector<std::string> lines;
+  const NicReport report = report_nics(*settings, "/sys");
+  for (const PortReport& port : report.ports) lines.push_back(port_text(port));
+  for (const GpuPort& gpu : report.gpus) lines.push_back(gpu_text(gpu));
+  return lines;
 }
 
 }  // namespace
@@ -54,6 +70,10 @@ ExitCode info_command(const InfoArgs& args, Console& console) {
   if (kCudaBuilt) devices.push_back("cuda");
   std::vector<std::string> transports = {"local"};
   for (const std::string& provider : fabric_providers()) transports.push_back("libfabric " + provider);
+  for (const std::string_view name : network_names()) {
+    if (name != "libfabric" && network_obstacle(name).empty()) transports.emplace_back(name);
+  }
+  const std::vector<std::string> rdma = rdma_lines();
   if (args.json) {
     console.json({{"ok", true},
                   {"command", "info"},
@@ -66,6 +86,7 @@ ExitCode info_command(const InfoArgs& args, Console& console) {
                   {"cuda_built", kCudaBuilt},
                   {"nvidia_driver", machine.nvidia_driver},
                   {"rdma_devices", machine.rdma_devices},
+                  {"rdma", rdma},
                   {"operators", operators},
                   {"devices", devices},
                   {"transports", transports},
@@ -84,7 +105,7 @@ ExitCode info_command(const InfoArgs& args, Console& console) {
   out << fmt::format("  transports  {} (local: all ranks in one process, behind a link model)\n",
                      fmt::join(transports, ", "));
   out << fmt::format("  presets     {}\n", fmt::join(preset_names(), ", "));
-  if (!machine.rdma_devices.empty()) out << fmt::format("  RDMA        {}\n", fmt::join(machine.rdma_devices, ", "));
+  for (const std::string& line : rdma) out << fmt::format("  RDMA        {}\n", line);
   for (const std::string& sentence : missing(machine)) out << "  " << sentence << "\n";
   out << std::flush;
   return ExitCode::kGood;

@@ -18,6 +18,7 @@
 #include "plan/tiling.h"
 #include "trace/perfetto.h"
 #include "world/memory_limit.h"
+#include "world/world_impl.h"
 
 namespace mkernel::cli {
 namespace {
@@ -62,9 +63,13 @@ class RunSession {
     const auto processes = processes_from_environment();
     if (!processes) return processes.error();
     ranks_ = Ranks(*processes);
-    if (!ranks_.several()) return Ok{};
+    if (!ranks_.several()) {
+      if (args_.network.empty()) return Ok{};
+      return bad_argument("--network is between processes: start them with mpirun, torchrun or srun (docs/cluster.md)");
+    }
     console_.speak_for_rank(ranks_.own());
     args_.world.processes = *processes;
+    if (!args_.network.empty()) args_.world.processes.network = args_.network;
     Topology& topo = args_.problem.topo;
     const int size = processes->size;
     if (!args_.nodes_given && !args_.gpus_given) topo = {size, 1};
@@ -324,7 +329,7 @@ class RunSession {
   std::string link_text() const {
     if (spec_.topo.nodes == 1) return "none: one node";
     if (ranks_.several()) {
-      return fmt::format("libfabric's {} between the processes of {} nodes", args_.world.processes.provider,
+      return fmt::format("{} between the processes of {} nodes", world_->impl()->group->endpoint()->name(),
                          spec_.topo.nodes);
     }
     const Link& link = args_.world.link;
@@ -390,7 +395,10 @@ class RunSession {
     object.update(spec_json(spec_));
     object["device"] = device_name();
     object["processes"] = ranks_.processes().size;
-    if (ranks_.several()) object["provider"] = ranks_.processes().provider;
+    if (ranks_.several()) {
+      object["transport"] = args_.world.processes.network;
+      object["provider"] = ranks_.processes().provider;
+    }
     object["sms"] = world_->options().sms;
     object["partition"] = partition_json(variants_[0].last.partition);
     object["link"] = {{"gigabytes_per_s", args_.world.link.gigabytes_per_s},

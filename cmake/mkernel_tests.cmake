@@ -23,6 +23,9 @@ function(mkernel_test_program target source)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/src")
   target_link_libraries(${target} PRIVATE mkernel fmt::fmt nlohmann_json::nlohmann_json)
   mkernel_link_cli(${target} "${source}")
+  if(mkernel_verbs)
+    target_compile_definitions(${target} PRIVATE MKERNEL_HAS_VERBS)
+  endif()
 endfunction()
 
 # src/net/local/x_test.cc belongs to net_local_test, cli/x_test.cc to cli_test, tests/x_test.cc to tests_test.
@@ -38,6 +41,13 @@ function(mkernel_add_tests)
   include(GoogleTest)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS
     "${PROJECT_SOURCE_DIR}/src/*_test.cc" "${PROJECT_SOURCE_DIR}/cli/*_test.cc" "${PROJECT_SOURCE_DIR}/tests/*_test.cc")
+  if(mkernel_verbs)
+    add_library(mkernel_fakes STATIC "${PROJECT_SOURCE_DIR}/src/net/verbs/fake_verbs.cc")
+    mkernel_test_program(mkernel_fakes "${PROJECT_SOURCE_DIR}/src/net/verbs/fake_verbs.cc")
+  else()
+    # These include libibverbs' own header.
+    list(FILTER sources EXCLUDE REGEX "/verbs/verbs_[a-z]+_test\\.cc$")
+  endif()
   foreach(source IN LISTS sources)
     get_filename_component(folder "${source}" DIRECTORY)
     mkernel_test_name("${folder}" name)
@@ -45,6 +55,9 @@ function(mkernel_add_tests)
       add_executable(${name})
       mkernel_test_program(${name} "${source}")
       target_link_libraries(${name} PRIVATE GTest::gtest_main)
+      if(TARGET mkernel_fakes)
+        target_link_libraries(${name} PRIVATE mkernel_fakes)
+      endif()
       gtest_discover_tests(${name} TEST_PREFIX "${name}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60
         TEST_FILTER "-*Timing*" PROPERTIES TIMEOUT 600)
       # Tests that measure time have "Timing" in their name: they run alone, and mean nothing under a sanitizer.

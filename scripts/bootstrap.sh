@@ -4,9 +4,9 @@
 set -euo pipefail
 
 packages=(build-essential g++ cmake ninja-build libeigen3-dev libcli11-dev libfmt-dev nlohmann-json3-dev
-  libgtest-dev pkg-config libfabric-dev "$@")
-# Without these there are no worlds of several processes, and everything else works.
-optional=(pkg-config libfabric-dev)
+  libgtest-dev pkg-config libfabric-dev libibverbs-dev "$@")
+# Without these there are no worlds of several processes, or no RDMA between them, and everything else works.
+optional=(pkg-config libfabric-dev libibverbs-dev)
 
 is_optional() { [[ " ${optional[*]} " == *" $1 "* ]]; }
 
@@ -32,6 +32,7 @@ is_usable() {
     libgtest-dev) has_header gtest/gtest.h ;;
     pkg-config) pkg-config --version >/dev/null 2>&1 ;;
     libfabric-dev) has_header rdma/fabric.h ;;
+    libibverbs-dev) has_header infiniband/verbs.h ;;
     clang) clang++ --version >/dev/null 2>&1 ;;
     libclang-rt-dev) [[ -e $(clang++ -print-file-name="libclang_rt.fuzzer-$(uname -m).a" 2>/dev/null) ]] ;;
     *) command -v "$1" >/dev/null ;;
@@ -56,7 +57,9 @@ need_only_required() {
   local package required=()
   for package in "${missing[@]}"; do
     if is_optional "$package"; then
-      echo "without $package there will be no worlds of several processes" >&2
+      local lost="worlds of several processes"
+      [[ $package != libibverbs-dev ]] || lost="worlds over RDMA"
+      echo "without $package there will be no $lost" >&2
     else
       required+=("$package")
     fi

@@ -37,18 +37,22 @@ struct Partition {
 // A world of several processes runs one rank in each; processes_from_environment() fills this in. Left alone, all ranks
 // are in this process.
 struct Processes {
-  int rank = -1;                 // of this process; -1: all ranks are in it
-  int size = 1;                  // processes, which must be as many as ranks
-  std::string job;               // any text that these processes share and no others do
-  std::string address;           // of rank 0: HOST, HOST:PORT or [IP6]:PORT; empty: all processes are on one host
-  std::string interface;         // IP address to use on this host; empty: the one that leads to rank 0
+  int rank = -1;          // of this process; -1: all ranks are in it
+  int size = 1;           // processes, which must be as many as ranks
+  std::string job;        // any text that these processes share and no others do
+  std::string address;    // of rank 0: HOST, HOST:PORT or [IP6]:PORT; empty: all processes are on one host
+  std::string interface;  // IP address to use on this host; empty: the one that leads to rank 0
+  // Between nodes: "libfabric"; "verbs" (RDMA: InfiniBand and RoCE); "verbs-counted" (the same, by a protocol that
+  // assumes no order); "efa" (AWS EFA, by that protocol; never run on one).
+  std::string network = "libfabric";
   std::string provider = "tcp";  // of libfabric
   double start_s = 60;           // in which all processes must have come
 };
 
 // What mpirun, torchrun or srun have told this process, or MKERNEL_RANK, MKERNEL_SIZE, MKERNEL_JOB, MKERNEL_ADDRESS,
-// MKERNEL_INTERFACE, MKERNEL_PROVIDER and MKERNEL_START_S, which come before them; docs/cluster.md. Without any of
-// them, and when they speak of one process only, all ranks are in this process. Errors: kBadArgument.
+// MKERNEL_INTERFACE (or NCCL_SOCKET_IFNAME), MKERNEL_NETWORK, MKERNEL_PROVIDER and MKERNEL_START_S, which come before
+// them; docs/cluster.md. Without any of them, and when they speak of one process only, all ranks are in this process.
+// Errors: kBadArgument.
 Result<Processes> processes_from_environment();
 
 struct WorldOptions {

@@ -144,7 +144,7 @@ bool Proxy::poll_endpoint(Nanos now) {
 }
 
 void Proxy::handle(const TransportEvent& event) {
-  if (event.kind == EventKind::kArrived) {
+  if (event.kind == EventKind::kArrived || event.kind == EventKind::kStamped) {
     handle_arrival(event);
     return;
   }
@@ -169,9 +169,17 @@ void Proxy::handle_arrival(const TransportEvent& event) {
   if (event.op >= kMaxOperators) return bug("an arrival for an operator number out of range");
   Operator* op = find_operator(event.op);
   if (op == nullptr) return bug("an arrival for an operator that is not there");
-  if (event.flag < 0 || event.flag >= static_cast<std::int64_t>(op->arrivals.size())) {
+  if (event.flag < 0 || event.flag >= 2 * std::int64_t{op->flag_count}) {
     return bug("an arrival for a flag out of range");
   }
+  if (event.kind == EventKind::kStamped) {
+    ++stats_.arrivals;
+    if (config_.landing != nullptr) {
+      config_.landing->stamped(config_.rank, event.op, event.flag, use_of_epoch(event.epoch));
+    }
+    return;
+  }
+  if (op->arrivals.empty()) return bug("a counted arrival from a network that writes stamps itself");
   Arrivals& arrivals = op->arrivals[static_cast<std::size_t>(event.flag)];
   if (arrivals.count > 0 && arrivals.epoch != event.epoch) return bug("arrivals of two epochs for one flag");
   arrivals.epoch = event.epoch;
@@ -325,7 +333,6 @@ bool Proxy::post_all(Nanos now) {
   return worked;
 }
 
-// Posts from the head of a queue on, in order: one batch, one destination.
 // A full endpoint whose puts neither arrive nor fail. True if that is so and the first destination has been given up.
 bool Proxy::full_for_too_long(Nanos now) {
   if (config_.max_post_failures_ns == 0 || now - full_since_ < config_.max_post_failures_ns || busy_.empty()) {
@@ -339,6 +346,7 @@ bool Proxy::full_for_too_long(Nanos now) {
   return true;
 }
 
+// Posts from the head of a queue on, in order: one batch, one destination.
 bool Proxy::post(std::int32_t node, Nanos now) {
   Destination& to = destination(node);
   if (to.stalled_since != kNever && now < to.retry_at && !completed_) return false;
@@ -367,6 +375,7 @@ bool Proxy::post(std::int32_t node, Nanos now) {
     to.first = static_cast<std::int16_t>((to.first + 1) % config_.queue_depth);
     --to.count;
   }
+  if (posted > 0) config_.endpoint->flush(now);
   stats_.posts += posted;
   stats_.batches += posted > 0 ? 1 : 0;
   return posted > 0;

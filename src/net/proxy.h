@@ -25,7 +25,7 @@ struct ProxyConfig {
   Topology topo;
   std::vector<CommandRing*> rings;  // one per destination node; null for the own node, or for nodes never sent to
   Endpoint* endpoint = nullptr;     // the proxy is its only user
-  Landing* landing = nullptr;       // publishes counted arrivals; needed only when endpoint->arrivals_per_put() > 0
+  Landing* landing = nullptr;       // publishes arrivals; needed only when endpoint->arrivals_per_put() > 0
   int queue_depth = 8;              // puts per destination that wait to be posted, 1..kMaxProxyQueue
   int window = 64;                  // and in flight, 1..kMaxProxyQueue: none can use up the endpoint alone
   int batch = 8;                    // records taken per ring and step, at least 1
@@ -58,7 +58,7 @@ struct ProxyStats {
   std::int64_t retries = 0;   // posts that failed for the moment
   std::int64_t sent = 0;      // puts completed
   std::int64_t failed = 0;    // puts that will never arrive
-  std::int64_t arrivals = 0;  // stamps published by counting
+  std::int64_t arrivals = 0;  // stamps published by counting, or written by the network and told
 };
 
 // One rank's proxy. All members are for one thread at a time, except add_operator(), which may run beside step().

@@ -97,6 +97,14 @@ class CheckedHeaps : public Landing {
     if (on_stamp) on_stamp(put);
   }
 
+  // The network has written it: it must be in the heap, which begins with the flags.
+  void stamped(std::int32_t rank, std::uint32_t op, std::int64_t flag, std::uint32_t value) override {
+    std::uint32_t seen = 0;
+    std::memcpy(&seen, heap(op, rank) + flag * 4, 4);
+    if (seen != value) wrong.push_back("a stamp that was told of and is not there");
+    stamp(rank, op, flag, value);
+  }
+
   std::int64_t stamps() const { return stamps_; }
   std::int64_t open() const { return open_; }  // announced, stamp still missing
   std::int64_t landed_bytes() const { return landed_bytes_; }
@@ -131,6 +139,7 @@ class FlakyEndpoint : public Endpoint {
   PostStatus post(const Put& put, Nanos now) override {
     return fails && fails(++calls_, put) ? PostStatus::kAgain : inner_->post(put, now);
   }
+  void flush(Nanos now) override { inner_->flush(now); }
   int poll(Nanos now, std::span<TransportEvent> events) override { return inner_->poll(now, events); }
   Nanos next_event() const override { return inner_->next_event(); }
   int arrivals_per_put() const override { return inner_->arrivals_per_put(); }
@@ -146,6 +155,8 @@ struct TestWorldOptions {
   LinkModel link;
   // Over libfabric's tcp on the loopback, in real time, with so many pieces per put; 0: over the local network.
   int fabric_pieces = 0;
+  // Or over endpoints that this makes, one per rank, in real time too.
+  std::function<std::unique_ptr<ProcessEndpoint>(std::int32_t rank, std::int32_t world)> make_endpoint = nullptr;
   std::uint32_t ring_depth = 4;
   std::uint32_t ring_start = 0xfffffffdu;
   int queue_depth = 2;
@@ -162,7 +173,7 @@ class TestWorld {
           ++wakes;
           MK_CHECK(rank >= 0 && rank < topo_.world());
         }) {
-    if (options.fabric_pieces > 0) open_fabric();
+    if (over_fabric()) open_fabric();
     for (std::int32_t rank = 0; rank < topo.world(); ++rank) {
       auto& rings = rings_.emplace_back();
       ProxyConfig config;
@@ -194,14 +205,14 @@ class TestWorld {
     for (std::int32_t rank = 0; over_fabric() && rank < topo_.world(); ++rank) {
       fabric_heaps_.resize(fabric_.size());
       fabric_heaps_[rank] =
-          fabric_[rank]->add_heap(op, heaps.heap(op, rank), operators_[op].layout.bytes(), start_epoch).value();
+          fabric_[rank]->add_heap(op, {heaps.heap(op, rank), operators_[op].layout.bytes()}, start_epoch).value();
     }
     for (std::int32_t rank = 0; over_fabric() && rank < topo_.world(); ++rank) {
       for (std::int32_t peer = 0; peer < topo_.world(); ++peer)
         fabric_[rank]->set_remote(op, peer, fabric_heaps_[peer]);
     }
   }
-  bool over_fabric() const { return options_.fabric_pieces > 0; }
+  bool over_fabric() const { return options_.fabric_pieces > 0 || options_.make_endpoint; }
 
   Proxy& proxy(std::int32_t rank) { return *proxies_[static_cast<std::size_t>(rank)]; }
   CommandRing& ring(std::int32_t rank, std::int32_t node) {
@@ -360,11 +371,12 @@ class TestWorld {
     fabric.local_address = "127.0.0.1";
     fabric.pieces = options_.fabric_pieces;
     for (std::int32_t rank = 0; rank < topo_.world(); ++rank) {
-      fabric_.push_back(FabricEndpoint::create(rank, topo_.world(), fabric).value());
+      fabric_.push_back(options_.make_endpoint ? options_.make_endpoint(rank, topo_.world())
+                                               : create_fabric_endpoint(rank, topo_.world(), fabric).value());
     }
-    for (auto& from : fabric_) {
+    for (std::int32_t rank = 0; rank < topo_.world(); ++rank) {
       for (std::int32_t peer = 0; peer < topo_.world(); ++peer) {
-        MK_CHECK(from->connect(peer, fabric_[peer]->address()).ok());
+        if (peer != rank) MK_CHECK(fabric_[rank]->connect(peer, fabric_[peer]->address()).ok());
       }
     }
   }
@@ -386,7 +398,7 @@ class TestWorld {
   Topology topo_;
   TestWorldOptions options_;
   LocalNetwork network_;
-  std::vector<std::unique_ptr<FabricEndpoint>> fabric_;
+  std::vector<std::unique_ptr<ProcessEndpoint>> fabric_;
   std::vector<RemoteHeap> fabric_heaps_;  // of the operator that was added last
   Nanos quiet_ns_ = 0;
   std::vector<std::vector<std::unique_ptr<CommandRing>>> rings_;

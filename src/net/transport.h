@@ -37,6 +37,7 @@ enum class EventKind : std::uint8_t {
   kSent,     // put `id` is done: its source may be overwritten
   kFailed,   // put `id` will never arrive; `peer` is lost
   kArrived,  // counted-immediate networks: one piece of the put that stamps `flag` of `op` has landed here
+  kStamped,  // the network has written `flag` of `op` here itself, and says so for those who sleep
 };
 
 struct TransportEvent {
@@ -53,6 +54,8 @@ class Endpoint {
  public:
   virtual ~Endpoint() = default;
   virtual PostStatus post(const Put& put, Nanos now) = 0;
+  // What post() has accepted may wait for this call, so that puts to one destination go out together.
+  virtual void flush(Nanos /*now*/) {}
   // Moves the network on to `now` and fills `events`; returns how many. Call again while it fills all of them.
   virtual int poll(Nanos now, std::span<TransportEvent> events) = 0;
   // When poll() would next have something to do; kNever when nothing is in flight.
@@ -61,7 +64,7 @@ class Endpoint {
   virtual int arrivals_per_put() const = 0;
 };
 
-// What a network that lives in the process does to heaps. The simulator and the host executor implement it.
+// What arrivals do to heaps. The simulator and the executors implement it.
 class Landing {
  public:
   virtual ~Landing() = default;
@@ -69,6 +72,9 @@ class Landing {
   virtual void land(const Put& put, std::int64_t begin, std::int64_t bytes) = 0;
   // Writes the stamp with release order; wakes whoever waits for it.
   virtual void stamp(std::int32_t rank, std::uint32_t op, std::int64_t flag, std::uint32_t value) = 0;
+  // The network has written the stamp itself: wakes whoever waits for it, if anybody sleeps here. By the time of the
+  // call the stamp may have been written again, so nobody may take `value` for what it is now.
+  virtual void stamped(std::int32_t /*rank*/, std::uint32_t /*op*/, std::int64_t /*flag*/, std::uint32_t /*value*/) {}
 };
 
 }  // namespace mkernel

@@ -208,7 +208,7 @@ Result<RunReport> Operator::Impl::run_processes(const GemmArguments& arguments, 
   if (Status all = group.confirm(what, check_rank_arguments(plan(), group.rank(), arguments)); !all.ok()) {
     return all.error();
   }
-  const FabricEndpoint* endpoint = group.endpoint();
+  const ProcessEndpoint* endpoint = group.endpoint();
   const std::int64_t sent_before = endpoint != nullptr ? endpoint->bytes_sent(host->number()) : 0;
   auto log = std::make_shared<RunLog>(plan().topo().world(), world->options.sms, trace);
   const Nanos begin = steady_now();

@@ -4,13 +4,14 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <functional>
 #include <mutex>
 #include <thread>
 
-#include "net/libfabric/fabric_endpoint.h"
 #include "ops/test_problem.h"
 #include "ops/test_world.h"
+#include "world/network.h"
 #include "world/world_impl.h"
 
 namespace mkernel {
@@ -18,6 +19,12 @@ namespace {
 
 using test::kOps;
 using test::Problem;
+
+// MKERNEL_NETWORK: these tests also run in the virtual machine with RDMA (scripts/rdma_tests.sh).
+std::string network_of_tests() {
+  const char* name = std::getenv("MKERNEL_NETWORK");
+  return name != nullptr ? name : "libfabric";
+}
 
 std::string new_job() {
   static std::atomic<int> count{0};
@@ -36,13 +43,14 @@ WorldOptions options_of(test::Shape shape, int rank, const std::string& job) {
   options.processes.size = shape.nodes * shape.gpus;
   options.processes.job = job;
   options.processes.start_s = 20;
+  options.processes.network = network_of_tests();
   return options;
 }
 
 class ProcessesTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (const std::string obstacle = fabric_obstacle(); !obstacle.empty()) GTEST_SKIP() << obstacle;
+    if (const std::string obstacle = network_obstacle(network_of_tests()); !obstacle.empty()) GTEST_SKIP() << obstacle;
   }
 };
 

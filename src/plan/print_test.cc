@@ -8,23 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "plan/tiling.h"
+#include "plan/test_spec.h"
 
 namespace mkernel {
 namespace {
 
 constexpr Op kOps[] = {Op::kAllGatherGemm, Op::kGemmReduceScatter, Op::kGemmAllReduce};
 
-PlanSpec make_spec(Op op, Topology topo, std::int64_t m = 100, std::int64_t n = 72, std::int64_t k = 40) {
-  PlanSpec spec;
-  spec.op = op;
-  spec.topo = topo;
-  spec.m = m;
-  spec.n = n;
-  spec.k = k;
-  spec.tiling = {.bm = 8, .bn = 8, .band = 2, .chunk_tiles = 2, .chunk_rows = 8, .copy_rows = 4, .pitch_align = 1};
-  return spec;
-}
+PlanSpec make_spec(Op op, Topology topo) { return test::make_spec(op, topo, 100, 72, 40); }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 

@@ -12,6 +12,7 @@
 
 #include "plan/operands.h"
 #include "plan/print.h"
+#include "plan/test_spec.h"
 #include "verify/damages.h"
 #include "verify/verify.h"
 
@@ -45,14 +46,10 @@ std::vector<Damage> all_damages() {
 // --- The plans that are damaged.
 
 PlanSpec make_spec(Op op, Topology topo, std::int64_t m, std::int64_t n, std::int64_t k, Dtype partial = Dtype::kBf16) {
-  PlanSpec spec;
-  spec.op = op;
-  spec.topo = topo;
-  spec.m = m;
-  spec.n = n;
-  spec.k = k;
+  Tiling tiling = test::kTinyTiles;
+  tiling.pitch_align = 4;
+  PlanSpec spec = test::make_spec(op, topo, m, n, k, tiling);
   spec.partial = partial;
-  spec.tiling = {.bm = 8, .bn = 8, .band = 2, .chunk_tiles = 2, .chunk_rows = 8, .copy_rows = 3, .pitch_align = 4};
   return spec;
 }
 

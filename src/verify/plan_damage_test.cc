@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/test_spec.h"
 #include "verify/mutated_source.h"
 #include "verify/verify.h"
 
@@ -16,14 +17,9 @@ constexpr Op kOps[] = {Op::kAllGatherGemm, Op::kGemmReduceScatter, Op::kGemmAllR
 constexpr Topology kTopologies[] = {{1, 2}, {2, 1}, {3, 1}, {2, 2}, {3, 2}};
 
 PlanSpec make_spec(Op op, Topology topo, std::int64_t m, std::int64_t n, std::int64_t k) {
-  PlanSpec spec;
-  spec.op = op;
-  spec.topo = topo;
-  spec.m = m;
-  spec.n = n;
-  spec.k = k;
-  spec.tiling = {.bm = 8, .bn = 8, .band = 2, .chunk_tiles = 1, .chunk_rows = 8, .copy_rows = 3, .pitch_align = 1};
-  return spec;
+  Tiling tiling = test::kTinyTiles;
+  tiling.chunk_tiles = 1;
+  return test::make_spec(op, topo, m, n, k, tiling);
 }
 
 std::string messages(const VerifyReport& report) {

@@ -9,11 +9,14 @@
 #include <string>
 #include <tuple>
 
+#include "plan/test_spec.h"
 #include "plan/tiling.h"
 #include "verify/cases.h"
 
 namespace mkernel {
 namespace {
+
+using test::make_spec;
 
 std::string spec_text(const PlanSpec& spec) {
   return fmt::format("{} {}x{} m {} n {} k {} {}/{} tiles {}x{} band {} chunks {} tiles {} rows copies {} pitch {}",
@@ -27,17 +30,6 @@ void expect_proved(const PlanSpec& spec) {
   EXPECT_TRUE(report.ok()) << spec_text(spec) << ": " << report.violation_count << " violations, the first: "
                            << (report.violations.empty() ? "" : report.violations.front().message);
   EXPECT_EQ(report.network_bytes, report.network_bytes_bound) << spec_text(spec);
-}
-
-PlanSpec make_spec(Op op, Topology topo, std::int64_t m, std::int64_t n, std::int64_t k) {
-  PlanSpec spec;
-  spec.op = op;
-  spec.topo = topo;
-  spec.m = m;
-  spec.n = n;
-  spec.k = k;
-  spec.tiling = {.bm = 8, .bn = 8, .band = 2, .chunk_tiles = 2, .chunk_rows = 8, .copy_rows = 3, .pitch_align = 1};
-  return spec;
 }
 
 constexpr Op kOps[] = {Op::kAllGatherGemm, Op::kGemmReduceScatter, Op::kGemmAllReduce};

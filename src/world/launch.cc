@@ -5,6 +5,9 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
+
+#include "world/interfaces.h"
 
 namespace mkernel {
 namespace {
@@ -83,6 +86,19 @@ Result<std::string> address_of(const Environment& environment, const std::string
                   launcher));
 }
 
+// The own address to use; empty: none is asked for.
+Result<std::string> interface_of(const Environment& environment) {
+  std::string address = text_of(environment, "MKERNEL_INTERFACE");
+  const std::string names = text_of(environment, "NCCL_SOCKET_IFNAME");
+  if (!address.empty() || names.empty()) return address;
+  address = find_interface(names, own_interfaces());
+  if (!address.empty()) return address;
+  return bad_argument(
+      fmt::format("the environment variable NCCL_SOCKET_IFNAME is '{}': no network interface of this host that has an "
+                  "address is meant by it",
+                  names));
+}
+
 }  // namespace
 
 std::string first_slurm_host(const std::string& list) {
@@ -119,12 +135,15 @@ Result<Processes> processes_from(const Environment& environment) {
       if (!address.ok()) return address.error();
       processes.address = std::move(address).value();
     }
-    processes.interface = text_of(environment, "MKERNEL_INTERFACE");
+    Result<std::string> interface = interface_of(environment);
+    if (!interface.ok()) return interface.error();
+    processes.interface = std::move(interface).value();
     if (environment("MKERNEL_START_S") != nullptr) {
       const Result<int> seconds = number_of(environment, "MKERNEL_START_S", 1, 1'000'000);
       if (!seconds.ok()) return seconds.error();
       processes.start_s = *seconds;
     }
+    if (environment("MKERNEL_NETWORK") != nullptr) processes.network = text_of(environment, "MKERNEL_NETWORK");
     if (environment("MKERNEL_PROVIDER") != nullptr) processes.provider = text_of(environment, "MKERNEL_PROVIDER");
     return processes;
   }

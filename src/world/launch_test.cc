@@ -83,7 +83,9 @@ TEST(Launch, OurOwnVariablesComeFirst) {
                                     {"MKERNEL_SIZE", "2"},
                                     {"MKERNEL_JOB", "x"},
                                     {"MKERNEL_INTERFACE", "10.1.1.1"},
-                                    {"MKERNEL_PROVIDER", "verbs"},
+                                    {"MKERNEL_NETWORK", "verbs"},
+                                    {"MKERNEL_PROVIDER", "shm"},
+                                    {"NCCL_SOCKET_IFNAME", "no_such_interface"},
                                     {"MKERNEL_START_S", "5"},
                                     {"RANK", "7"},
                                     {"WORLD_SIZE", "8"}})
@@ -92,10 +94,21 @@ TEST(Launch, OurOwnVariablesComeFirst) {
   EXPECT_EQ(processes.size, 2);
   EXPECT_EQ(processes.job, "x");
   EXPECT_EQ(processes.interface, "10.1.1.1");
-  EXPECT_EQ(processes.provider, "verbs");
+  EXPECT_EQ(processes.network, "verbs");
+  EXPECT_EQ(processes.provider, "shm");
   EXPECT_EQ(processes.start_s, 5);
   // A way out of a shell that has a launcher's variables.
   EXPECT_EQ(from({{"MKERNEL_RANK", "0"}, {"MKERNEL_SIZE", "1"}, {"RANK", "0"}, {"WORLD_SIZE", "8"}}).value().rank, -1);
+}
+
+TEST(Launch, InterfacesMayBeNamedAsForNccl) {
+  const std::map<std::string, std::string> ranks = {{"RANK", "0"}, {"WORLD_SIZE", "2"}};
+  EXPECT_EQ(from(ranks).value().network, "libfabric");
+  auto variables = ranks;
+  variables["NCCL_SOCKET_IFNAME"] = "=lo";
+  EXPECT_EQ(from(variables).value().interface, "127.0.0.1");
+  variables["NCCL_SOCKET_IFNAME"] = "no_such_interface";
+  EXPECT_NE(from(variables).error().message.find("NCCL_SOCKET_IFNAME is 'no_such_interface'"), std::string::npos);
 }
 
 TEST(Launch, NonsenseIsRefusedByName) {

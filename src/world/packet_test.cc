@@ -28,7 +28,8 @@ TEST(Packet, EveryTruncationIsNoticed) {
     reader.number();
     EXPECT_FALSE(reader.complete()) << size;
   }
-  PacketReader huge(PacketWriter().number(0xffffffff).bytes());
+  const std::string giant = PacketWriter().number(0xffffffff).bytes();
+  PacketReader huge(giant);
   EXPECT_EQ(huge.text(), "");
   EXPECT_FALSE(huge.ok());
 }

@@ -3,12 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
+#include "world/network.h"
 #include "world/packet.h"
 
 namespace mkernel {
 namespace {
+
+constexpr std::size_t kMaxLongText = 1 << 22;  // an address names a few queue pairs per peer, 4 bytes each
 
 // The first rank whose text is not the one that most ranks have (rank 0's, when in doubt), and a rank that has that.
 std::pair<std::int32_t, std::int32_t> find_different(const std::vector<std::string>& texts) {
@@ -40,8 +44,10 @@ Result<std::unique_ptr<ProcessGroup>> ProcessGroup::create(const WorldOptions& o
   Result<std::unique_ptr<Bootstrap>> bootstrap = Bootstrap::create(meeting);
   if (!bootstrap.ok()) return bootstrap.error();
   std::unique_ptr<ProcessGroup> group(new ProcessGroup(options, std::move(bootstrap).value()));
+  const std::string network =
+      processes.network == "libfabric" ? fmt::format("libfabric's {}", processes.provider) : processes.network;
   const std::string asked = fmt::format("a world of {} nodes with {} GPUs each over {}, by mKernel {}", options.nodes,
-                                        options.gpus, processes.provider, MKERNEL_VERSION);
+                                        options.gpus, network, MKERNEL_VERSION);
   if (Status status = group->agree("create a world", asked); !status.ok()) return status.error();
   if (options.gpus > 1) {
     if (Status status = group->share_bells(); !status.ok()) return status.error();
@@ -53,37 +59,72 @@ Result<std::unique_ptr<ProcessGroup>> ProcessGroup::create(const WorldOptions& o
 }
 
 Status ProcessGroup::open_endpoint(const WorldOptions& options) {
-  FabricOptions fabric;
-  fabric.provider = options.processes.provider;
-  fabric.local_address =
-      options.processes.interface.empty() ? bootstrap_->local_address() : options.processes.interface;
-  if (fabric.provider == "shm") fabric.local_address.clear();  // its addresses are no IP addresses
-  Result<std::unique_ptr<FabricEndpoint>> endpoint = FabricEndpoint::create(rank_, options.processes.size, fabric);
+  if (Status status = learn_hosts(); !status.ok()) return status;
+  NetworkPlace place;
+  place.rank = rank_;
+  place.size = options.processes.size;
+  place.local_address = bootstrap_->local_address();
+  place.local_count =
+      static_cast<int>(std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank_)]));
+  place.local_index =
+      static_cast<int>(std::count(hosts_.begin(), hosts_.begin() + rank_, hosts_[static_cast<std::size_t>(rank_)]));
+  // Puts go along the rail only.
+  for (std::int32_t node = 0; node < topo_.nodes; ++node) {
+    const std::int32_t peer = topo_.rank_of(node, topo_.gpu_of(rank_));
+    if (peer != rank_) place.peers.push_back(peer);
+  }
+  Result<std::unique_ptr<ProcessEndpoint>> endpoint =
+      open_network(options.processes, place, [](const char* name) { return std::getenv(name); });
   const Status opened = endpoint.ok() ? Status(Ok{}) : Status(endpoint.error());
   if (Status status = confirm("open its endpoint", opened); !status.ok()) return status;
   endpoint_ = std::move(endpoint).value();
-  Result<std::vector<std::string>> addresses =
-      bootstrap_->exchange("tell its address", endpoint_->address(), deadline_s_);
+  Result<std::vector<std::string>> addresses = exchange_long("tell its address", endpoint_->address());
   if (!addresses.ok()) return addresses.error();
   Status connected = Ok{};
-  for (std::int32_t peer = 0; connected.ok() && peer < options.processes.size; ++peer) {
-    connected = endpoint_->connect(peer, (*addresses)[static_cast<std::size_t>(peer)]);
+  for (const std::int32_t peer : place.peers) {
+    if (connected.ok()) connected = endpoint_->connect(peer, (*addresses)[static_cast<std::size_t>(peer)]);
   }
   return confirm("take the addresses", connected);
 }
 
+Result<std::vector<std::string>> ProcessGroup::exchange_long(const std::string& what, const std::string& text) {
+  constexpr std::size_t kPart = Bootstrap::kMaxTextBytes;
+  const auto lengths = gather(what, {static_cast<std::int64_t>(text.size())});
+  if (!lengths.ok()) return lengths.error();
+  std::size_t longest = 1;
+  for (const auto& length : *lengths) longest = std::max(longest, static_cast<std::size_t>(length[0]));
+  if (longest > kMaxLongText) {
+    return Error{ErrorKind::kAborted, fmt::format("a rank wants to send {} bytes to {}", longest, what)};
+  }
+  std::vector<std::string> whole(lengths->size());
+  for (std::size_t at = 0; at < longest; at += kPart) {
+    const std::string part = text.substr(std::min(at, text.size()), kPart);
+    const Result<std::vector<std::string>> parts = bootstrap_->exchange(what, part, deadline_s_);
+    if (!parts.ok()) return parts.error();
+    for (std::size_t rank = 0; rank < whole.size(); ++rank) whole[rank] += (*parts)[rank];
+  }
+  return whole;
+}
+
+Status ProcessGroup::learn_hosts() {
+  if (!hosts_.empty()) return Ok{};
+  Result<std::vector<std::string>> hosts = bootstrap_->exchange("name its host", host_identity(), deadline_s_);
+  if (!hosts.ok()) return hosts.error();
+  hosts_ = std::move(hosts).value();
+  return Ok{};
+}
+
 Status ProcessGroup::share_bells() {
   // Ranks that share memory must be where they can.
-  const Result<std::vector<std::string>> hosts = bootstrap_->exchange("name its host", host_identity(), deadline_s_);
-  if (!hosts.ok()) return hosts.error();
+  if (Status status = learn_hosts(); !status.ok()) return status;
   for (std::int32_t rank = 0; rank < topo_.world(); ++rank) {
     const std::int32_t first = topo_.rank_of(topo_.node_of(rank), 0);
-    if ((*hosts)[static_cast<std::size_t>(rank)] == (*hosts)[static_cast<std::size_t>(first)]) continue;
+    if (hosts_[static_cast<std::size_t>(rank)] == hosts_[static_cast<std::size_t>(first)]) continue;
     return bad_argument(
         fmt::format("gpus is {}, so ranks {} and {} are one node and share memory, but rank {} runs on {} "
                     "and rank {} on {}: take gpus 1, or as many as the launcher starts on a host",
-                    topo_.gpus, first, rank, first, (*hosts)[static_cast<std::size_t>(first)], rank,
-                    (*hosts)[static_cast<std::size_t>(rank)]));
+                    topo_.gpus, first, rank, first, hosts_[static_cast<std::size_t>(first)], rank,
+                    hosts_[static_cast<std::size_t>(rank)]));
   }
   Result<std::vector<SharedBlock>> blocks =
       share_memory("share the bells", static_cast<std::int64_t>(sizeof(NodeBell)) * topo_.gpus);
@@ -150,7 +191,7 @@ Status ProcessGroup::agree(const std::string& what, const std::string& text) {
 
 Status ProcessGroup::share_heap(std::uint32_t op, void* data, std::int64_t bytes, std::uint64_t start_epoch) {
   if (endpoint_ == nullptr) return confirm(fmt::format("begin operator {}", op), Ok{});
-  const Result<RemoteHeap> mine = endpoint_->add_heap(op, data, bytes, start_epoch);
+  const Result<RemoteHeap> mine = endpoint_->add_heap(op, {data, bytes}, start_epoch);
   if (Status status = confirm(fmt::format("register the workspace of operator {}", op),
                               mine.ok() ? Status(Ok{}) : Status(mine.error()));
       !status.ok()) {

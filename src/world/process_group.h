@@ -7,7 +7,7 @@
 
 #include "exec/host/node_bells.h"
 #include "mkernel/mkernel.h"
-#include "net/libfabric/fabric_endpoint.h"
+#include "net/process_endpoint.h"
 #include "plan/topology.h"
 #include "world/bootstrap.h"
 #include "world/shared_block.h"
@@ -16,12 +16,12 @@ namespace mkernel {
 
 class ProcessGroup {
  public:
-  // All processes call it with the same world. Errors: those of Bootstrap and FabricEndpoint; kBadArgument when the
+  // All processes call it with the same world. Errors: those of Bootstrap and of the network; kBadArgument when the
   // processes ask for different worlds.
   static Result<std::unique_ptr<ProcessGroup>> create(const WorldOptions& options);
 
   std::int32_t rank() const { return rank_; }
-  FabricEndpoint* endpoint() const { return endpoint_.get(); }  // null with one node
+  ProcessEndpoint* endpoint() const { return endpoint_.get(); }  // null with one node
   Bootstrap& bootstrap() { return *bootstrap_; }
 
   // Returns when all ranks have got as far as we, with `status`. When any rank's is an error all get it.
@@ -45,14 +45,18 @@ class ProcessGroup {
         deadline_s_(options.deadline_s),
         bootstrap_(std::move(bootstrap)) {}
   Status open_endpoint(const WorldOptions& options);
+  Status learn_hosts();
   Status share_bells();
+  // exchange() of longer texts, in parts.
+  Result<std::vector<std::string>> exchange_long(const std::string& what, const std::string& text);
 
   std::int32_t rank_;
   Topology topo_;
   double deadline_s_;
   std::unique_ptr<Bootstrap> bootstrap_;
+  std::vector<std::string> hosts_;  // by rank; empty until somebody needs them
   SharedBlock bells_;
-  std::unique_ptr<FabricEndpoint> endpoint_;
+  std::unique_ptr<ProcessEndpoint> endpoint_;
 };
 
 }  // namespace mkernel

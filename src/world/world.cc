@@ -1,5 +1,7 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -8,6 +10,7 @@
 
 #include "exec/schedule.h"
 #include "world/memory_limit.h"
+#include "world/network.h"
 #include "world/world_impl.h"
 
 namespace mkernel {
@@ -63,6 +66,11 @@ Status check_processes(const WorldOptions& options) {
         fmt::format("nodes {} x gpus {} makes {} ranks, but {} processes were started: there must be as "
                     "many",
                     options.nodes, options.gpus, std::int64_t{options.nodes} * options.gpus, processes.size));
+  }
+  const auto& networks = network_names();
+  if (std::find(networks.begin(), networks.end(), processes.network) == networks.end()) {
+    return bad_argument(
+        fmt::format("processes.network is '{}': it must be one of {}", processes.network, fmt::join(networks, ", ")));
   }
   if (std::isnan(processes.start_s) || processes.start_s <= 0) {
     return bad_argument(fmt::format("processes.start_s is {}: it must be more than 0", processes.start_s));

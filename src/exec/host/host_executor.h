@@ -32,7 +32,7 @@ struct HostExecutorOptions {
   // A world of several processes: the rank that runs here (-1: all), its end of the network (null with one node), and
   // the bells of the node's GPUs (null when it has only one). Both outlive the executor.
   std::int32_t own_rank = -1;
-  FabricEndpoint* endpoint = nullptr;
+  ProcessEndpoint* endpoint = nullptr;
   NodeBell* node_bells = nullptr;
   std::function<void(const Error&)> on_failure;  // told once of the first failure, by any thread
 };

@@ -21,8 +21,8 @@ constexpr Nanos kBlameAfterNs = 1'000'000'000;
 }  // namespace
 
 void HostLanding::set_operator(std::uint32_t number, HostOperator* op) {
-  // order: the operator is complete when a put finds it; pairs with find().
-  operators_[number].store(op, std::memory_order_release);
+  // order: the operator is complete when a put finds it; pairs with find(). seq_cst: see remove_operator().
+  operators_[number].store(op, std::memory_order_seq_cst);
 }
 
 HostOperator& HostLanding::find(std::uint32_t number) const {
@@ -39,23 +39,36 @@ void HostLanding::land(const Put& put, std::int64_t begin, std::int64_t bytes) {
   op.network_bytes.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-void HostLanding::stamp(std::int32_t rank, std::uint32_t number, std::int64_t flag, std::uint32_t value) {
-  HostOperator& op = find(number);
-  const Nanos now = steady_now();
+void HostLanding::note(HostOperator& op, std::int32_t rank, std::int64_t flag, std::uint32_t value, Nanos now) {
   if (const std::shared_ptr<RunLog> log = op.trace()) log->put_ends(rank, flag, now);
   FlightEntry entry;
   entry.time_ns = now;
   entry.state = FlightState::kStamped;
-  entry.op = number;
+  entry.op = op.number();
   entry.epoch = 2 * std::uint64_t{value} - (flag >= op.plan().flag_count() ? 1 : 0);  // modulo 2^33, as stamps are
   entry.index = flag;
   shared_.streams[rank]->recorder.note(entry);
+}
+
+void HostLanding::stamp(std::int32_t rank, std::uint32_t number, std::int64_t flag, std::uint32_t value) {
+  HostOperator& op = find(number);
+  const Nanos now = steady_now();
+  note(op, rank, flag, value, now);
   // order: the bytes that land() has copied; pairs with HostOperator::met().
   op.flag(rank, flag).store(value, std::memory_order_release);
   shared_.flag_raised(rank, now);
 }
 
-HostNetwork::HostNetwork(HostShared& shared, const LinkModel& link, FabricEndpoint* endpoint, int ring_depth,
+void HostLanding::stamped(std::int32_t rank, std::uint32_t number, std::int64_t flag, std::uint32_t value) {
+  // A call may have seen the stamp, ended, and its operator be gone before the network told us.
+  HostOperator* op = operators_[number].load(std::memory_order_seq_cst);  // order: see remove_operator()
+  if (op == nullptr) return;
+  const Nanos now = steady_now();
+  note(*op, rank, flag, value, now);
+  shared_.flag_raised(rank, now);
+}
+
+HostNetwork::HostNetwork(HostShared& shared, const LinkModel& link, ProcessEndpoint* endpoint, int ring_depth,
                          int thread_count)
     : shared_(shared), landing_(shared), endpoint_(endpoint) {
   const Topology& topo = shared_.topo;
@@ -122,6 +135,21 @@ void HostNetwork::add_operator(HostOperator& op, std::shared_ptr<const PlanSourc
   sources_.push_back(std::move(source));
 }
 
+void HostNetwork::remove_operator(HostOperator& op) {
+  landing_.set_operator(op.number(), nullptr);
+  // A network that writes stamps itself tells us of them when the call may be long complete: see it out of its round.
+  for (auto& worker : workers_) {
+    // order: the worker finds null in a round that begins after this read; all of it in the one order of seq_cst, with
+    // set_operator() before; pairs with run().
+    const std::uint64_t seen = worker->rounds.load(std::memory_order_seq_cst);
+    worker->bell.ring_all();
+    while (worker->thread.joinable() && worker->rounds.load(std::memory_order_seq_cst) == seen &&
+           !worker->still.load(std::memory_order_acquire)) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+}
+
 bool HostNetwork::push(std::int32_t rank, std::int32_t node, const Record& record) {
   RingSlot& to = slot(rank, node);
   if (!try_push(to.ring->view(), record)) {
@@ -155,13 +183,15 @@ void HostNetwork::report(const ProxyFailure& failure, Nanos now) {
   lost_since_ = std::min(lost_since_, now);
   if (now - lost_since_ < kBlameAfterNs) return;
   const std::string cause = endpoint_->last_error();
-  shared_.fail({ErrorKind::kPeerLost,
-                cause.empty() ? failure.message() : fmt::format("{}: libfabric: {}", failure.message(), cause)});
+  shared_.fail({ErrorKind::kPeerLost, cause.empty()
+                                          ? failure.message()
+                                          : fmt::format("{}: {}: {}", failure.message(), endpoint_->name(), cause)});
 }
 
 void HostNetwork::run(Worker& worker) {
   while (!shared_.stop.load(std::memory_order_relaxed) && !shared_.failure.happened()) {
     const std::uint32_t seen = worker.bell.sequence();
+    worker.rounds.fetch_add(1, std::memory_order_seq_cst);  // order: see remove_operator()
     bool worked = false;
     for (const std::int32_t rank : worker.ranks) worked |= step_rank(rank);
     if (!worked) wait_for_work(worker, seen);

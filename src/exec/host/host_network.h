@@ -1,5 +1,5 @@
 // The network of a host executor: rings, proxies and their transport, and the threads that step them. The transport is
-// the in-process one when all ranks are here, and libfabric when this process runs only one.
+// the in-process one when all ranks are here, and one between processes when this process runs only one.
 #pragma once
 #include <array>
 #include <atomic>
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "exec/host/host_shared.h"
-#include "net/libfabric/fabric_endpoint.h"
 #include "net/local/local_transport.h"
+#include "net/process_endpoint.h"
 #include "net/proxy.h"
 #include "net/ring.h"
 
@@ -24,9 +24,11 @@ class HostLanding : public Landing {
   void set_operator(std::uint32_t number, HostOperator* op);
   void land(const Put& put, std::int64_t begin, std::int64_t bytes) override;
   void stamp(std::int32_t rank, std::uint32_t op, std::int64_t flag, std::uint32_t value) override;
+  void stamped(std::int32_t rank, std::uint32_t op, std::int64_t flag, std::uint32_t value) override;
 
  private:
   HostOperator& find(std::uint32_t number) const;
+  void note(HostOperator& op, std::int32_t rank, std::int64_t flag, std::uint32_t value, Nanos now);
 
   HostShared& shared_;
   std::array<std::atomic<HostOperator*>, kMaxOperators> operators_ = {};
@@ -35,7 +37,7 @@ class HostLanding : public Landing {
 class HostNetwork {
  public:
   // `thread_count` threads divide the ranks among them. `endpoint` is the own rank's where there is one.
-  HostNetwork(HostShared& shared, const LinkModel& link, FabricEndpoint* endpoint, int ring_depth, int thread_count);
+  HostNetwork(HostShared& shared, const LinkModel& link, ProcessEndpoint* endpoint, int ring_depth, int thread_count);
   ~HostNetwork() { join(); }
   HostNetwork(const HostNetwork&) = delete;
   HostNetwork& operator=(const HostNetwork&) = delete;
@@ -50,7 +52,8 @@ class HostNetwork {
   void wait_still();
 
   void add_operator(HostOperator& op, std::shared_ptr<const PlanSource> source);
-  void remove_operator(HostOperator& op) { landing_.set_operator(op.number(), nullptr); }
+  // Returns when no thread of the network will touch it any more.
+  void remove_operator(HostOperator& op);
 
   void cut_link(std::int32_t rank) { network_->kill(rank); }
 
@@ -66,6 +69,7 @@ class HostNetwork {
     std::vector<std::int32_t> ranks;
     Doorbell bell;
     std::atomic<bool> still{false};
+    std::atomic<std::uint64_t> rounds{0};  // begun
     std::thread thread;
   };
 
@@ -82,7 +86,7 @@ class HostNetwork {
   HostLanding landing_;
   std::unique_ptr<RingSlot[]> slots_;
   std::unique_ptr<LocalNetwork> network_;  // null with an endpoint
-  FabricEndpoint* endpoint_;
+  ProcessEndpoint* endpoint_;
   Nanos lost_since_ = kNever;                    // when the endpoint first lost a peer
   std::vector<std::unique_ptr<Proxy>> proxies_;  // by rank; null for ranks of other processes
   std::vector<std::unique_ptr<Worker>> workers_;

@@ -8,6 +8,7 @@
 
 #include "exec/problem.h"
 #include "exec/sim/explore.h"
+#include "plan/test_spec.h"
 #include "plan/tiling.h"
 
 namespace mkernel {
@@ -16,19 +17,9 @@ namespace {
 constexpr Nanos kSecond = 1'000'000'000;
 
 PlanSpec small_spec(Op op, Topology topo, std::int64_t m = 96, std::int64_t n = 64, std::int64_t k = 33) {
-  PlanSpec spec;
-  spec.op = op;
-  spec.topo = topo;
-  spec.m = m;
-  spec.n = n;
-  spec.k = k;
-  spec.tiling = choose_tiling(spec);
-  spec.tiling.bm = 16;
-  spec.tiling.bn = 16;
-  spec.tiling.band = 2;
-  spec.tiling.chunk_tiles = 2;
-  spec.tiling.chunk_rows = 16;
-  spec.tiling.copy_rows = 4;
+  const PlanSpec spec = test::make_spec(
+      op, topo, m, n, k,
+      {.bm = 16, .bn = 16, .band = 2, .chunk_tiles = 2, .chunk_rows = 16, .copy_rows = 4, .pitch_align = 8});
   EXPECT_TRUE(validate(spec).ok());
   return spec;
 }

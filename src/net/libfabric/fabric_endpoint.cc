@@ -69,19 +69,20 @@ Info find_provider(const std::string& provider, const std::string& local_address
   return Info(code == 0 ? found : nullptr);
 }
 
-class LibfabricEndpoint final : public FabricEndpoint {
+class LibfabricEndpoint final : public ProcessEndpoint {
  public:
   LibfabricEndpoint(std::int32_t rank, std::int32_t world, const FabricOptions& options);
   Status open();
 
   const std::string& address() const override { return address_; }
   Status connect(std::int32_t peer, std::string_view address) override;
-  Result<RemoteHeap> add_heap(std::uint32_t op, void* data, std::int64_t bytes, std::uint64_t start_epoch) override;
+  Result<RemoteHeap> add_heap(std::uint32_t op, const HeapMemory& memory, std::uint64_t start_epoch) override;
   void set_remote(std::uint32_t op, std::int32_t peer, const RemoteHeap& heap) override;
   void remove_heap(std::uint32_t op) override;
   std::int64_t bytes_sent(std::uint32_t op) const override {
     return bytes_sent_[op].load(std::memory_order_relaxed);  // order: none needed, the counter is a statistic
   }
+  std::string name() const override { return "libfabric's " + options_.provider; }
   std::string last_error() const override { return last_error_; }
 
   PostStatus post(const Put& put, Nanos now) override;
@@ -224,10 +225,12 @@ Status LibfabricEndpoint::connect(std::int32_t peer, std::string_view address) {
                fmt::format("the address of rank {} cannot be used: fi_av_insert says {}", peer, error_text(code))};
 }
 
-Result<RemoteHeap> LibfabricEndpoint::add_heap(std::uint32_t op, void* data, std::int64_t bytes,
-                                               std::uint64_t start_epoch) {
+Result<RemoteHeap> LibfabricEndpoint::add_heap(std::uint32_t op, const HeapMemory& memory, std::uint64_t start_epoch) {
+  void* const data = memory.data;
+  const std::int64_t bytes = memory.bytes;
   MK_CHECK_OP(op, <, kMaxOperators);
   MK_CHECK(owned_heaps_[op] == nullptr && data != nullptr && bytes > 0);
+  if (memory.gpu) return Error{ErrorKind::kUnsupported, name() + " is used for the host's memory only"};
   fid_mr* region = nullptr;
   const int code =
       fi_mr_reg(domain_.get(), data, static_cast<std::size_t>(bytes), kMrAccess, 0, next_key_++, 0, &region, nullptr);
@@ -410,11 +413,11 @@ Nanos LibfabricEndpoint::next_event() const {
 
 }  // namespace
 
-Result<std::unique_ptr<FabricEndpoint>> FabricEndpoint::create(std::int32_t rank, std::int32_t world,
-                                                               const FabricOptions& options) {
+Result<std::unique_ptr<ProcessEndpoint>> create_fabric_endpoint(std::int32_t rank, std::int32_t world,
+                                                                const FabricOptions& options) {
   auto endpoint = std::make_unique<LibfabricEndpoint>(rank, world, options);
   if (Status status = endpoint->open(); !status.ok()) return status.error();
-  return std::unique_ptr<FabricEndpoint>(std::move(endpoint));
+  return std::unique_ptr<ProcessEndpoint>(std::move(endpoint));
 }
 
 std::vector<std::string> fabric_providers() {

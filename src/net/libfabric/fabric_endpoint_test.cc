@@ -14,6 +14,10 @@
 #include <thread>
 #include <vector>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
+
 namespace mkernel {
 namespace {
 
@@ -30,7 +34,7 @@ class FabricTest : public testing::Test {
  protected:
   struct Rank {
     std::vector<std::byte> memory;
-    std::unique_ptr<FabricEndpoint> endpoint;
+    std::unique_ptr<ProcessEndpoint> endpoint;
     std::int64_t sent = 0;
     std::int64_t failed = 0;
     std::vector<TransportEvent> arrivals;
@@ -48,7 +52,7 @@ class FabricTest : public testing::Test {
     for (int rank = 0; rank < world; ++rank) {
       ranks_.push_back(std::make_unique<Rank>());
       ranks_.back()->memory.resize(static_cast<std::size_t>(heap_bytes));
-      auto endpoint = FabricEndpoint::create(rank, world, options);
+      auto endpoint = create_fabric_endpoint(rank, world, options);
       ASSERT_TRUE(endpoint.ok()) << endpoint.error().message;
       ranks_.back()->endpoint = std::move(endpoint).value();
     }
@@ -64,7 +68,8 @@ class FabricTest : public testing::Test {
   void add_heaps(std::uint32_t op) {
     std::vector<RemoteHeap> heaps;
     for (auto& rank : ranks_) {
-      auto heap = rank->endpoint->add_heap(op, rank->memory.data(), static_cast<std::int64_t>(rank->memory.size()), 0);
+      auto heap =
+          rank->endpoint->add_heap(op, {rank->memory.data(), static_cast<std::int64_t>(rank->memory.size())}, 0);
       ASSERT_TRUE(heap.ok()) << heap.error().message;
       heaps.push_back(*heap);
     }
@@ -245,12 +250,27 @@ TEST_F(FabricTest, HeapsCanBeRegisteredAThousandTimesWhileAnotherIsWrittenTo) {
   }
 }
 
+// What this thread allocates during its life may leak. libfabric 1.17 (its provider tcp) does not free a connection
+// that it has taken in but not finished when its endpoint closes: 376 bytes, allocated when a poll finds the peer's
+// request. All calls of fi_close() succeed then, so there is nothing left that we could give back.
+struct AllowedLeaks {
+#ifdef __SANITIZE_ADDRESS__
+  AllowedLeaks() { __lsan_disable(); }
+  ~AllowedLeaks() { __lsan_enable(); }
+#else
+  AllowedLeaks() {}  // or it would be an unused variable
+#endif
+  AllowedLeaks(const AllowedLeaks&) = delete;
+  AllowedLeaks& operator=(const AllowedLeaks&) = delete;
+};
+
 TEST_F(FabricTest, EndpointsCloseWithPutsInFlightAndNewOnesWork) {
   for (int round = 0; round < 10; ++round) {
     ranks_.clear();
     open(3, 4 * kMiB, 32);
     for (std::int64_t i = 0; i < 32; ++i) {
       static_cast<void>(ranks_[0]->endpoint->post(put_of(0, 1 + i % 2, 0, 0, 2 * kMiB, i), clock_now()));
+      const AllowedLeaks in_libfabric;
       if (round % 2 == 0) poll_all();
     }
   }
@@ -280,13 +300,13 @@ TEST(Fabric, AProviderOrAddressThatIsNotThereIsNamed) {
   if (const std::string obstacle = fabric_obstacle(); !obstacle.empty()) GTEST_SKIP() << obstacle;
   FabricOptions options;
   options.provider = "no-such-provider";
-  auto endpoint = FabricEndpoint::create(0, 2, options);
+  auto endpoint = create_fabric_endpoint(0, 2, options);
   ASSERT_FALSE(endpoint.ok());
   EXPECT_EQ(endpoint.error().kind, ErrorKind::kUnsupported);
   EXPECT_NE(endpoint.error().message.find("no-such-provider"), std::string::npos) << endpoint.error().message;
   options.provider = "tcp";
   options.local_address = "203.0.113.77";
-  endpoint = FabricEndpoint::create(0, 2, options);
+  endpoint = create_fabric_endpoint(0, 2, options);
   ASSERT_FALSE(endpoint.ok());
   EXPECT_NE(endpoint.error().message.find("203.0.113.77"), std::string::npos) << endpoint.error().message;
 }

@@ -9,7 +9,7 @@ std::string fabric_obstacle() {
 
 std::vector<std::string> fabric_providers() { return {}; }
 
-Result<std::unique_ptr<FabricEndpoint>> FabricEndpoint::create(std::int32_t, std::int32_t, const FabricOptions&) {
+Result<std::unique_ptr<ProcessEndpoint>> create_fabric_endpoint(std::int32_t, std::int32_t, const FabricOptions&) {
   return Error{ErrorKind::kUnsupported, fabric_obstacle()};
 }
 

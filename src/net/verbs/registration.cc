@@ -1,0 +1,50 @@
+#include "net/verbs/registration.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace mkernel {
+namespace {
+
+constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+
+}  // namespace
+
+Result<Registration> register_memory(const VerbsDevice& device, const HeapMemory& memory) {
+  const VerbsLibrary& library = *device.library;
+  const auto bytes = static_cast<std::size_t>(memory.bytes);
+  const auto made = [&](ibv_mr* region, MemoryWay way) {
+    Registration registration;
+    registration.region = {region, {library.dereg_mr}};
+    registration.way = way;
+    return registration;
+  };
+  std::string by_dmabuf = "there is no dma-buf of it";
+  if (memory.gpu && memory.dmabuf_file >= 0) {
+    if (library.reg_dmabuf_mr == nullptr) {
+      by_dmabuf = "libibverbs is too old for dma-buf";
+    } else {
+      ibv_mr* region = library.reg_dmabuf_mr(device.domain.get(), memory.dmabuf_offset, bytes,
+                                             reinterpret_cast<std::uint64_t>(memory.data), memory.dmabuf_file, kAccess);
+      if (region != nullptr) return made(region, MemoryWay::kDmabuf);
+      by_dmabuf = fmt::format("ibv_reg_dmabuf_mr says {}", std::strerror(errno));
+    }
+  }
+  ibv_mr* region = library.reg_mr(device.domain.get(), memory.data, bytes, kAccess);
+  if (region != nullptr) return made(region, memory.gpu ? MemoryWay::kPeermem : MemoryWay::kHost);
+  const int code = errno;
+  if (!memory.gpu) {
+    Error error = device.error("ibv_reg_mr", code);
+    error.message = fmt::format("{} bytes of workspace cannot be registered: {}", memory.bytes, error.message);
+    return error;
+  }
+  return Error{
+      ErrorKind::kUnsupported,
+      fmt::format("{} reaches the GPU's memory neither by dma-buf ({}) nor by its address (ibv_reg_mr says {}; "
+                  "is nvidia_peermem loaded?)",
+                  device.nic.name(), by_dmabuf, std::strerror(code))};
+}
+
+}  // namespace mkernel

@@ -1,0 +1,65 @@
+#include "world/network.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "net/libfabric/fabric_endpoint.h"
+#include "net/verbs/settings.h"
+#include "net/verbs/verbs_endpoint.h"
+
+namespace mkernel {
+namespace {
+
+Result<std::unique_ptr<ProcessEndpoint>> open_libfabric(const Processes& processes, const NetworkPlace& place) {
+  FabricOptions fabric;
+  fabric.provider = processes.provider;
+  fabric.local_address = processes.interface.empty() ? place.local_address : processes.interface;
+  if (fabric.provider == "shm") fabric.local_address.clear();  // its addresses are no IP addresses
+  return create_fabric_endpoint(place.rank, place.size, fabric);
+}
+
+Result<std::unique_ptr<ProcessEndpoint>> open_verbs(VerbsMode mode, const NetworkPlace& place,
+                                                    const Environment& environment) {
+  const Result<VerbsSettings> settings = verbs_settings_from(environment);
+  if (!settings.ok()) return settings.error();
+  // Host memory is near no card, so the processes of a host only share them out.
+  const std::vector<GpuPlace> places(static_cast<std::size_t>(place.local_count));
+  Result<Nic> nic = choose_nic(*settings, "/sys", places, place.local_index);
+  if (!nic.ok()) return nic.error();
+  VerbsOptions options;
+  options.mode = mode;
+  options.nic = std::move(nic).value();
+  options.gid_index = settings->gid_index;
+  options.traffic_class = settings->traffic_class;
+  options.service_level = settings->service_level;
+  options.peers = place.peers;
+  options.lanes = settings->lanes;
+  options.timeout = settings->timeout;
+  options.retry_count = settings->retry_count;
+  return create_verbs_endpoint(place.rank, place.size, options);
+}
+
+}  // namespace
+
+const std::vector<std::string_view>& network_names() {
+  static const std::vector<std::string_view> names = {"libfabric", "verbs", "verbs-counted", "efa"};
+  return names;
+}
+
+std::string network_obstacle(std::string_view name) {
+  return name == "libfabric" ? fabric_obstacle() : name == "efa" ? efa_obstacle() : verbs_obstacle();
+}
+
+Result<std::unique_ptr<ProcessEndpoint>> open_network(const Processes& processes, const NetworkPlace& place,
+                                                      const Environment& environment) {
+  if (processes.network == "libfabric") return open_libfabric(processes, place);
+  if (processes.network == "verbs") return open_verbs(VerbsMode::kOrdered, place, environment);
+  if (processes.network == "verbs-counted") return open_verbs(VerbsMode::kCounted, place, environment);
+  if (processes.network == "efa") return open_verbs(VerbsMode::kEfa, place, environment);
+  return bad_argument(
+      fmt::format("the network is '{}': it must be one of {}", processes.network, fmt::join(network_names(), ", ")));
+}
+
+}  // namespace mkernel

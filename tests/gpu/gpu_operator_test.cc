@@ -156,6 +156,22 @@ TEST(GpuOperator, IsRightOnEdgeShapes) {
   }
 }
 
+// Tiles are few and K is long, so CTAs share tiles: the same sums whoever adds them up.
+TEST(GpuOperator, IsRightWhereKIsCutOverCtas) {
+  SKIP_WITHOUT_GPU();
+  constexpr int kShapes[][3] = {{100, 96, 16384}, {1, 4096, 4096}, {129, 127, 8191}, {20, 500, 8192}};
+  for (const Topology& topo : {Topology{1, 1}, Topology{2, 2}}) {
+    Result<World> world = World::create(gpu_options(topo.nodes, topo.gpus));
+    ASSERT_TRUE(world.ok()) << world.error().message;
+    for (const Op op : kOps) {
+      for (const auto& [m, n, k] : kShapes) {
+        const GemmOptions options = gemm(op, m, n, k);
+        EXPECT_EQ(run_once(*world, options), "") << name_of(options, topo);
+      }
+    }
+  }
+}
+
 TEST(GpuOperator, TakesAnyLayoutWhenAskedTo) {
   SKIP_WITHOUT_GPU();
   Result<World> world = World::create(gpu_options(2, 2));

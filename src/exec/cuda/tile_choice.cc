@@ -17,11 +17,11 @@ double block_ns(const TileShape& shape) {
                                         : 150;
 }
 constexpr double kTileNs = 1200;
-// Sums go out once, and the last part reads those of all others.
-double part_ns(const TileShape& shape, std::int64_t rows, std::int32_t parts) {
+constexpr double kMeetNs = 3000;
+// Of moving the sums of a part to or from memory: every part writes its own, and the last one reads those of all.
+double sums_ns(const TileShape& shape, std::int64_t rows) {
   constexpr double kBytesPerNs = 60;
-  constexpr double kMeetNs = 3000;
-  return kMeetNs + static_cast<double>(rows * shape.bn * 4 * parts) / kBytesPerNs;
+  return static_cast<double>(rows * shape.bn * 4) / kBytesPerNs;
 }
 
 struct Estimate {
@@ -38,9 +38,10 @@ Estimate estimate(const TileShape& shape, std::int64_t tiles, std::int64_t rows,
   for (const std::int64_t cut : {tiles % sms, tiles % sms + sms}) {
     if (cut == 0 || cut > tiles || !has_parts(shape.bn)) continue;
     for (std::int32_t parts = 2; parts <= kMaxParts && blocks / parts >= kMinPartBlocks; ++parts) {
-      const double part = static_cast<double>(ceil_div(blocks, parts)) * block_ns(shape) + kTileNs;
+      const double part =
+          static_cast<double>(ceil_div(blocks, parts)) * block_ns(shape) + kTileNs + sums_ns(shape, rows);
       const double ns = static_cast<double>((tiles - cut) / sms) * tile_ns +
-                        static_cast<double>(ceil_div(cut * parts, sms)) * part + part_ns(shape, rows, parts);
+                        static_cast<double>(ceil_div(cut * parts, sms)) * part + kMeetNs + sums_ns(shape, rows) * parts;
       if (ns < best.ns) best = {ns, {tiles - cut, parts}};
     }
   }

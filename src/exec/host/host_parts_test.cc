@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "exec/host/failure.h"
 #include "exec/host/flight_recorder.h"
 #include "exec/host/launch_log.h"
+#include "exec/host/stream.h"
+#include "plan/test_spec.h"
 
 namespace mkernel {
 namespace {
@@ -76,6 +79,44 @@ TEST(Failure, TheFirstOneStaysAndLaterErrorsQuoteIt) {
   EXPECT_EQ(failure.error().message, "first");
   EXPECT_EQ(failure.later_error().kind, ErrorKind::kAborted);
   EXPECT_NE(failure.later_error().message.find("first"), std::string::npos);
+}
+
+std::unique_ptr<HostOperator> make_host_operator(std::uint32_t number) {
+  HostOperatorConfig config;
+  config.source = std::make_shared<PlanSource>(Plan(test::make_spec(Op::kGemmAllReduce, {1, 1}, 8, 8, 8)));
+  config.partition = {1, 0, 0};
+  return std::make_unique<HostOperator>(number, config);
+}
+
+Call call_of(HostOperator& op) {
+  Call call;
+  call.op = &op;
+  return call;
+}
+
+// An operator of a world that has failed is destroyed while an SM is about to ask for its call.
+TEST(Stream, GivesNoCallOfAnOperatorThatHasBeenReleased) {
+  Stream stream(0, 1);
+  const auto op = make_host_operator(0);
+  ASSERT_TRUE(stream.launch(call_of(*op)));
+  ASSERT_NE(stream.active(), 0u);
+  stream.wait_released(*op);
+  EXPECT_EQ(stream.active(), 0u);
+  EXPECT_EQ(stream.enter(0).op, nullptr);
+}
+
+TEST(Stream, TheEndOfACallBeginsNoneOfAnOperatorThatHasBeenReleased) {
+  Stream stream(0, 1);
+  const auto first = make_host_operator(0);
+  const auto second = make_host_operator(1);
+  ASSERT_TRUE(stream.launch(call_of(*first)));
+  ASSERT_TRUE(stream.launch(call_of(*second)));
+  const Call call = stream.enter(0);
+  ASSERT_EQ(call.op, first.get());
+  stream.wait_released(*second);
+  stream.complete(call.ticket);
+  EXPECT_EQ(stream.active(), 0u);
+  EXPECT_EQ(stream.enter(0).op, nullptr);
 }
 
 TEST(LaunchLog, FindsTheFirstLaunchThatDiffers) {

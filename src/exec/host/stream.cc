@@ -39,7 +39,7 @@ void Stream::note(const Call& call, FlightState state, Nanos now) {
 }
 
 void Stream::begin_next() {
-  if (completed_ == launched_) {
+  if (closed_ || completed_ == launched_) {
     active_.store(0, std::memory_order_release);
     return;
   }
@@ -95,6 +95,12 @@ void Stream::complete(std::uint64_t ticket) {
 
 void Stream::wait_released(const HostOperator& op) {
   std::unique_lock<std::mutex> lock(mutex_);
+  if (completed_ < const_cast<HostOperator&>(op).progress(rank_).last_ticket) {
+    // An SM may have found the world well and not yet asked for the call: from now on it gets none. Nor may the end of
+    // another operator's call begin one of this.
+    closed_ = true;
+    active_.store(0, std::memory_order_release);
+  }
   changed_.wait(lock, [&] { return std::find(held_.begin(), held_.end(), &op) == held_.end(); });
 }
 

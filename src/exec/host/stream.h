@@ -60,7 +60,8 @@ class Stream {
     changed_.wait(lock, [&] { return completed_ >= last || failed(); });
     return completed_ >= last;
   }
-  // Waits until no SM holds `op`. Its calls are complete, or the world has failed.
+  // Waits until no SM holds `op`, nor ever will. Its calls are complete; or the world has failed, and then this stream
+  // begins no call any more.
   void wait_released(const HostOperator& op);
   // Makes those who wait look again.
   void wake_waiters();
@@ -75,6 +76,7 @@ class Stream {
   std::vector<Call> queue_;  // ticket t is at (t - 1) % kCapacity
   std::uint64_t launched_ = 0;
   std::uint64_t completed_ = 0;
+  bool closed_ = false;
   std::atomic<std::uint64_t> active_{0};
   std::vector<const HostOperator*> held_;  // by SM
 };

@@ -31,14 +31,16 @@ test: build ## build and run all tests
 	@scripts/bootstrap.sh spin || echo "without spin the test protocol_models will be skipped"
 	ctest --preset cpu --parallel $$(nproc)
 
-# Programs for the emulated processor, which has not all instructions of this one.
+# Programs for the emulated processor, which has not all instructions of this one. RDMA_PARTS are those of
+# scripts/rdma_tests.sh; empty: all.
+RDMA_PARTS ?=
 rdma_targets = mkernel_cli net_conformance_test tests_cli_test ops_test
 
 test-rdma: bootstrap ## verbs over software RDMA: conformance, programs, kills, speed; in a virtual machine (QEMU)
 	cmake --preset rdma
 	cmake --build --preset rdma --parallel $(JOBS) --target $(rdma_targets)
 	@scripts/bootstrap.sh openmpi-bin perftest || echo "without openmpi-bin or perftest parts of test-rdma fail or say less"
-	@status=0; scripts/rdma_vm.sh scripts/rdma_tests.sh build/rdma || status=$$?; \
+	@status=0; scripts/rdma_vm.sh scripts/rdma_tests.sh build/rdma $(RDMA_PARTS) || status=$$?; \
 	if [[ $$status -eq 77 ]]; then echo "test-rdma was SKIPPED: see above for what is missing"; exit 0; fi; exit $$status
 
 asan tsan: %: bootstrap

@@ -43,10 +43,11 @@ paired rounds, inputs in turns so that the L2 cache does not hold them. Every pr
 after it is timed.
 
 What is between us and the floor. At K ≥ 4096 the card's power decides the clock (1.24 to 1.40 GHz instead of 1.98), so
-that energy per FLOP is what is left. With few tiles it is the fixed time of a launch: 2.5 µs until the first load (read from
-timers in the kernel), the last tile's way out and the gap between launches (not taken apart); and K is not divided over CTAs, so that 4 tiles keep 4 SMs busy. Tiles of 64 rows read more bytes per
-product. Where N is no multiple of 8, C is written element by element; where N or K
-is none, that matrix is copied first, which is part of our time.""",
+that energy per FLOP is what is left. With few tiles it is the fixed time of a launch, about 6 µs where cuBLAS takes 5:
+until the first load, the last tile's way out, and the gap between launches. Where K is cut over CTAs the last one adds
+the others' sums up alone. Tiles of 64 rows read more bytes per product. Where N or K is no multiple of 8, that matrix is
+copied first, which is part of our time, and C is written by two warps per CTA, two bytes per thread: at small K
+(4095 × 4095 × 33) that is the limit.""",
     "virtual_cluster": """All ranks on one GPU, each in a green context with SMs of its own, the network by a wire behind a link model.
 *Sequential* is cuBLAS, then the same communication without GEMM; *chunked* is cuBLAS on four row chunks, each followed
 by its communication on a second stream beside the next chunk, the better of 2 and 4 SMs for it. Same contexts, same
@@ -69,7 +70,9 @@ are tiles of their own, 2 to 16 rows of 64, and each of them reads all of B agai
 EXPLANATIONS["sim_vs_measured"] = """`mkernel bench suite sim_vs_measured` simulates the cases above with the cost preset `h200-virtual`, whose seven unknown
 figures (GEMM rate, fixed cost of a tile, factor on tiles of gathered A, rate and fixed cost of a move, delay of a record,
 rate of the wire of all ranks together) were fitted to every second case, in the order of their names, and are asked about
-the others. Ratio is simulated / measured. The simulator knows nothing of clocks, caches and memory bandwidth."""
+the others. Ratio is simulated / measured. The simulator knows nothing of clocks, caches and memory bandwidth. The fit is of 2026-12-01, when
+1x8, 2x2 and 2x4 had been measured in part; worlds of three and four nodes came later, and there it is wrong by up to
+47 %: it has not been fitted to them, whatever the last column says."""
 
 COLUMNS = {
     "core": ["shape", "B", "baseline", "ours µs", "baseline µs", "ratio", "rounds", "spread", "floor µs", "ours / floor", "tile"],

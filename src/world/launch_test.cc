@@ -102,7 +102,7 @@ TEST(Launch, OurOwnVariablesComeFirst) {
 }
 
 TEST(Launch, InterfacesMayBeNamedAsForNccl) {
-  const std::map<std::string, std::string> ranks = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}};
+  const Variables ranks = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}};
   EXPECT_EQ(from(ranks).value().network, "libfabric");
   auto variables = ranks;
   variables["NCCL_SOCKET_IFNAME"] = "=lo";

@@ -279,6 +279,11 @@ TEST_P(ConformanceTest, HeapsAreRegisteredAThousandTimesWhileAnotherIsWrittenTo)
 TEST_P(ConformanceTest, EndpointsCloseWithPutsInFlightAndNewOnesWork) {
   for (int round = 0; round < 6; ++round) {
     TestNetwork net(GetParam(), {.world = 3, .heap_bytes = 4 * kMiB, .queue_depth = 32});
+    // libfabric 1.17 leaks connections that are closed while they are being made.
+    for (int peer = 1; peer < 3; ++peer) {
+      ASSERT_TRUE(net.post(net.put(0, peer, 0, 0, 64, 40)));
+      ASSERT_TRUE(net.poll_until([&] { return net.stamp_of(peer, 40) == 1 && net.counts(0).sent == peer; }));
+    }
     const std::int64_t bytes = std::max(scaled(2 * kMiB), 128 * kKiB);
     for (std::int64_t i = 0; i < 32; ++i) {
       static_cast<void>(net.endpoint(0)->post(net.put(0, 1 + i % 2, 0, 0, bytes, i), clock_now()));

@@ -24,6 +24,9 @@ Result<std::unique_ptr<ProcessEndpoint>> open_verbs(VerbsMode mode, const Networ
                                                     const Environment& environment) {
   const Result<VerbsSettings> settings = verbs_settings_from(environment);
   if (!settings.ok()) return settings.error();
+  // Before a port is looked for: the build or the library may be what is missing.
+  const std::string obstacle = mode == VerbsMode::kEfa ? efa_obstacle() : verbs_obstacle();
+  if (!obstacle.empty()) return Error{ErrorKind::kUnsupported, obstacle};
   // Host memory is near no card, so the processes of a host only share them out.
   const std::vector<GpuPlace> places(static_cast<std::size_t>(place.local_count));
   Result<Nic> nic = choose_nic(*settings, "/sys", places, place.local_index);

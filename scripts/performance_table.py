@@ -43,11 +43,11 @@ paired rounds, inputs in turns so that the L2 cache does not hold them. Every pr
 after it is timed.
 
 What is between us and the floor. At K ≥ 4096 the card's power decides the clock (1.24 to 1.40 GHz instead of 1.98), so
-that energy per FLOP is what is left. With few tiles it is the fixed time of a launch, about 6 µs where cuBLAS takes 5:
-until the first load, the last tile's way out, and the gap between launches. Where K is cut over CTAs the last one adds
+that energy per FLOP is what is left. With few tiles it is the fixed time of a launch:
+until the first load, the last tile's way out, and the gap between launches (not taken apart since it was shortened). Where K is cut over CTAs the last one adds
 the others' sums up alone. Tiles of 64 rows read more bytes per product. Where N or K is no multiple of 8, that matrix is
-copied first, which is part of our time, and C is written by two warps per CTA, two bytes per thread: at small K
-(4095 × 4095 × 33) that is the limit.""",
+copied first, which is part of our time; where N is none, C is written by two warps per CTA, two bytes per thread, which
+is probably the limit at small K (4095 × 4095 × 33).""",
     "virtual_cluster": """All ranks on one GPU, each in a green context with SMs of its own, the network by a wire behind a link model.
 *Sequential* is cuBLAS, then the same communication without GEMM; *chunked* is cuBLAS on four row chunks, each followed
 by its communication on a second stream beside the next chunk, the better of 2 and 4 SMs for it. Same contexts, same
@@ -72,7 +72,7 @@ figures (GEMM rate, fixed cost of a tile, factor on tiles of gathered A, rate an
 rate of the wire of all ranks together) were fitted to every second case, in the order of their names, and are asked about
 the others. Ratio is simulated / measured. The simulator knows nothing of clocks, caches and memory bandwidth. The fit is of 2026-12-01, when
 1x8, 2x2 and 2x4 had been measured in part; most of 2x2 and the worlds of three and four nodes came later. The bar of 15 % is
-held at 2x4 and 1x8; at 2x2 it is missed by single rows (up to 22 %) and beyond two nodes by many (up to 47 %). A new fit to
+held at 2x4 and 1x8; at 2x2 it is missed by single rows (up to 21 %) and beyond two nodes by many (up to 47 %). A new fit to
 all of them does not mend that (tried), so the model lacks something."""
 
 COLUMNS = {

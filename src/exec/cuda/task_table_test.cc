@@ -219,6 +219,24 @@ TEST(TaskTable, CutsTilesAlongKIntoPartsThatCoverIt) {
   }
 }
 
+// Those of GpuOperator.IsRightWhereKIsCutOverCtas, on a whole H200.
+TEST(TaskTable, CutsTheTilesOfTheShapesThatTheGpuTestTakes) {
+  constexpr std::int64_t kCut[][3] = {{100, 96, 16384}, {1, 4096, 4096}, {129, 127, 8191}, {20, 500, 8192}};
+  for (const auto& [m, n, k] : kCut) {
+    PlanSpec spec;
+    spec.op = Op::kGemmAllReduce;
+    spec.topo = {1, 1};
+    spec.m = m;
+    spec.n = n;
+    spec.k = k;
+    spec.tiling = choose_gpu_tiling(spec, 132);
+    const auto table = make_task_table(PlanSource{Plan(spec)}, 0, {132, 0});
+    ASSERT_TRUE(table.ok());
+    EXPECT_GT(table->parts, 1) << m << " x " << n << " x " << k;
+    EXPECT_GT(table->split_tiles, 0u);
+  }
+}
+
 TEST(TileChoice, CutsKWhereTilesAreFewAndKIsLong) {
   PlanSpec spec;
   spec.op = Op::kGemmAllReduce;

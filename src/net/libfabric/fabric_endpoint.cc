@@ -258,6 +258,8 @@ void LibfabricEndpoint::set_remote(std::uint32_t op, std::int32_t peer, const Re
 }
 
 void LibfabricEndpoint::remove_heap(std::uint32_t op) {
+  // order: pairs with find_heap(). Nobody uses the heap now: the executor has removed the operator, and the thread that
+  // polls has begun another round since (HostNetwork::remove_operator()).
   heaps_[op].store(nullptr, std::memory_order_release);
   owned_heaps_[op].reset();
 }

@@ -126,7 +126,7 @@ class VerbsEndpoint final : public ProcessEndpoint {
   bool poll_receives(std::span<TransportEvent> events, std::size_t& count);
   bool arrive(const ibv_wc& completion, TransportEvent& event);
   void deliver(const TransportEvent& event, std::span<TransportEvent> events, std::size_t& count);
-  void shuffle_out(std::span<TransportEvent> events, std::size_t& count, bool all);
+  void shuffle_out(std::span<TransportEvent> events, std::size_t& count, bool one);
   void drain(std::span<TransportEvent> events, std::size_t& count);
 
   std::int32_t rank_;
@@ -277,6 +277,8 @@ void VerbsEndpoint::set_remote(std::uint32_t op, std::int32_t peer, const Remote
 }
 
 void VerbsEndpoint::remove_heap(std::uint32_t op) {
+  // order: pairs with find_heap(). Nobody uses the heap now: the executor has removed the operator, and the thread that
+  // polls has begun another round since (HostNetwork::remove_operator()).
   heaps_[op].store(nullptr, std::memory_order_release);
   owned_heaps_[op].reset();
 }

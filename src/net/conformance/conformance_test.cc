@@ -24,6 +24,13 @@ constexpr std::int64_t kKiB = 1 << 10;
 constexpr std::int64_t kMiB = 1 << 20;
 constexpr std::int64_t kGiB = 1 << 30;
 
+// libfabric's endpoints map some 100 MiB each, of which ThreadSanitizer keeps several times as much as shadow.
+#ifdef __SANITIZE_THREAD__
+constexpr int kManyPeers = 12;
+#else
+constexpr int kManyPeers = 64;
+#endif
+
 std::int64_t scaled(std::int64_t count) {
   const char* text = std::getenv("MKERNEL_CONFORMANCE_SCALE");
   return std::max<std::int64_t>(1, count / std::max(1, text != nullptr ? std::atoi(text) : 1));
@@ -195,8 +202,8 @@ TEST_P(ConformanceTest, AQueueOfAnyDepthIsFullAndThenHasRoomAgain) {
   }
 }
 
-TEST_P(ConformanceTest, SixtyFourPeersWriteToOneAndAreWrittenTo) {
-  constexpr int kPeers = 64;
+TEST_P(ConformanceTest, ManyPeersWriteToOneAndAreWrittenTo) {
+  constexpr int kPeers = kManyPeers;
   constexpr std::int64_t kRounds = 6;
   constexpr std::int64_t kBytes = 3'001;
   TestNetwork net(GetParam(), {.world = kPeers + 1,

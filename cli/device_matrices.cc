@@ -20,6 +20,7 @@ Result<DeviceMatrices> DeviceMatrices::create(World& world, const PlanSpec& spec
   DeviceMatrices made(world, spec);
   made.arguments_.resize(static_cast<std::size_t>(world.size()));
   for (int rank = 0; rank < world.size(); ++rank) {
+    if (!made.has(rank)) continue;
     GemmArguments& args = made.arguments_[static_cast<std::size_t>(rank)];
     const std::pair<Matrix*, Plan::Extent> matrices[] = {{&args.a, made.plan_.a_extent(rank)},
                                                          {&args.b, made.plan_.b_extent(rank)},
@@ -33,6 +34,7 @@ Result<DeviceMatrices> DeviceMatrices::create(World& world, const PlanSpec& spec
 
 DeviceMatrices::~DeviceMatrices() {
   for (std::size_t rank = 0; rank < arguments_.size(); ++rank) {
+    if (!has(static_cast<int>(rank))) continue;
     for (const Matrix* m : {&arguments_[rank].a, &arguments_[rank].b, &arguments_[rank].c}) {
       world_->release(static_cast<int>(rank), m->data);
     }
@@ -59,6 +61,7 @@ Status DeviceMatrices::upload(int rank, const Matrix& device, const Matrix& host
 Status DeviceMatrices::upload_inputs(std::span<const GemmArguments> host) {
   for (std::size_t rank = 0; rank < host.size(); ++rank) {
     const int r = static_cast<int>(rank);
+    if (!has(r)) continue;
     if (const Status status = upload(r, arguments_[rank].a, host[rank].a); !status) return status;
     if (const Status status = upload(r, arguments_[rank].b, host[rank].b); !status) return status;
   }
@@ -67,6 +70,7 @@ Status DeviceMatrices::upload_inputs(std::span<const GemmArguments> host) {
 
 Status DeviceMatrices::upload_outputs(std::span<const GemmArguments> host) {
   for (std::size_t rank = 0; rank < host.size(); ++rank) {
+    if (!has(static_cast<int>(rank))) continue;
     if (const Status status = upload(static_cast<int>(rank), arguments_[rank].c, host[rank].c); !status) return status;
   }
   return Ok{};
@@ -75,6 +79,7 @@ Status DeviceMatrices::upload_outputs(std::span<const GemmArguments> host) {
 Status DeviceMatrices::download_outputs(std::span<const GemmArguments> host) {
   const Dtype dtype = plan_.spec().dtype;
   for (std::size_t rank = 0; rank < host.size(); ++rank) {
+    if (!has(static_cast<int>(rank))) continue;
     const Matrix& to = host[rank].c;
     const std::size_t bytes = row_bytes(to, dtype);
     staging_.resize(static_cast<std::size_t>(to.rows) * bytes);

@@ -17,6 +17,7 @@ class DeviceMatrices {
   DeviceMatrices& operator=(DeviceMatrices&&) = delete;
   ~DeviceMatrices();
 
+  // By rank; those of other processes have no memory.
   std::vector<GemmArguments> arguments() const { return arguments_; }
   // Between these and the host's views of the same shapes.
   Status upload_inputs(std::span<const GemmArguments> host);
@@ -25,6 +26,7 @@ class DeviceMatrices {
 
  private:
   DeviceMatrices(World& world, const PlanSpec& spec);
+  bool has(int rank) const { return world_->rank() < 0 || world_->rank() == rank; }
   Status take(int rank, Matrix& matrix, Plan::Extent extent);
   Status upload(int rank, const Matrix& device, const Matrix& host);
 

@@ -104,7 +104,7 @@ class RunSession {
     if (on_gpu()) {  // how many SMs there are decides the tiles
       if (const Status status = create_world(); !status) return status;
     }
-    auto spec = on_gpu() ? make_gpu_gemm_spec(args_.problem.topo, gemm(), world_->options().sms)
+    auto spec = on_gpu() ? make_gpu_gemm_spec(args_.problem.topo, gemm(), world_->impl()->plan_sms)
                          : make_gemm_spec(args_.problem.topo, gemm());
     if (!spec) return spec.error();
     spec_ = *spec;
@@ -351,7 +351,7 @@ class RunSession {
       case Device::kSim: return fmt::format("virtual time, {} SMs each", sms);
       case Device::kCuda: break;
     }
-    return fmt::format("this process, {} SMs of a GPU each", sms);
+    return fmt::format("{}, {} SMs of a GPU each", ranks_.several() ? "a process each" : "this process", sms);
   }
   std::string_view device_name() const {
     constexpr std::string_view kNames[] = {"host", "sim", "cuda"};

@@ -39,13 +39,17 @@ for part in $parts; do
   case $part in
     tests)
       run tests_gpu 240 "$build/tests_gpu_test"
-      # GoogleTest ends well when all was skipped.
-      if grep -q "SKIPPED" "$out/tests_gpu.log"; then
-        echo "FAILED   tests_gpu: tests were skipped"
-        failed=1
-      fi
+      # Processes that share the GPU run in turn, so this takes its time.
+      run gpu_processes 240 env MKERNEL_CLI="$build/mkernel" "$build/tests_cli_test" --gtest_filter='GpuProcesses*'
       for program in gpu_stream_test plan_device_test wire_test cuda_network_test; do
         [[ -x $build/$program ]] && run "$program" 120 "$build/$program"
+      done
+      # GoogleTest ends well when all was skipped.
+      for log in tests_gpu gpu_processes; do
+        if grep -q "SKIPPED" "$out/$log.log"; then
+          echo "FAILED   $log: tests were skipped"
+          failed=1
+        fi
       done
       ;;
     sanitize)

@@ -98,7 +98,7 @@ class Operator::Impl {
       : world(std::move(owner)), fused(options.fused), source(std::make_shared<PlanSource>(Plan(spec))) {}
   ~Impl() {
     if (host != nullptr) remove_host();
-    if (cuda != nullptr) world->cuda->remove_operator(cuda);
+    if (cuda != nullptr) remove_cuda();
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -108,8 +108,10 @@ class Operator::Impl {
   Status create_host();
   Status prepare_host();
   void remove_host();
+  void confirm_destruction(std::uint32_t number);
   Result<RunReport> run_processes(const GemmArguments& arguments, bool trace);
   Status create_cuda(bool any_layout);
+  void remove_cuda();
   Result<RunReport> run_host(std::span<const GemmArguments> arguments, bool trace);
   Result<RunReport> run_cuda(std::span<const GemmArguments> arguments, bool trace);
   Status add_cuda_trace(RunReport& report);
@@ -188,12 +190,14 @@ Status Operator::Impl::create_host() {
                            config.start_epoch);
 }
 
+// Other ranks may still read our memory, or write what nobody waits for. An error is one of the world's.
+void Operator::Impl::confirm_destruction(std::uint32_t number) {
+  static_cast<void>(world->group->confirm(fmt::format("destroy operator {}", number), Ok{}));
+}
+
 void Operator::Impl::remove_host() {
   ProcessGroup* group = world->group.get();
-  if (group != nullptr && world->executor->wait(host, group->rank()).ok()) {
-    // Other ranks may still read our memory, or write what nobody waits for. An error is one of the world's.
-    static_cast<void>(group->confirm(fmt::format("destroy operator {}", host->number()), Ok{}));
-  }
+  if (group != nullptr && world->executor->wait(host, group->rank()).ok()) confirm_destruction(host->number());
   const std::uint32_t number = host->number();
   world->executor->remove_operator(host);
   if (group != nullptr && group->endpoint() != nullptr) group->endpoint()->remove_heap(number);
@@ -202,27 +206,33 @@ void Operator::Impl::remove_host() {
 // All processes' part of a run, with one rank in each.
 Result<RunReport> Operator::Impl::run_processes(const GemmArguments& arguments, bool trace) {
   ProcessGroup& group = *world->group;
-  const std::string what = fmt::format("run operator {}", host->number());
+  const int rank = group.rank();
+  const std::uint32_t number = host != nullptr ? host->number() : cuda->number();
+  const std::string what = fmt::format("run operator {}", number);
   if (world->failure().happened()) return world->failure().later_error();
   // So that all begin at about the same time, and none at all when one was given nonsense.
-  if (Status all = group.confirm(what, check_rank_arguments(plan(), group.rank(), arguments)); !all.ok()) {
-    return all.error();
-  }
+  Status checked = check_rank_arguments(plan(), rank, arguments);
+  if (checked.ok() && cuda != nullptr) checked = world->cuda->check(cuda, rank, arguments);
+  if (Status all = group.confirm(what, checked); !all.ok()) return all.error();
   const ProcessEndpoint* endpoint = group.endpoint();
-  const std::int64_t sent_before = endpoint != nullptr ? endpoint->bytes_sent(host->number()) : 0;
-  auto log = std::make_shared<RunLog>(plan().topo().world(), world->options.sms, trace);
+  const std::int64_t sent_before = endpoint != nullptr ? endpoint->bytes_sent(number) : 0;
+  std::shared_ptr<RunLog> log;
+  if (host != nullptr) log = std::make_shared<RunLog>(plan().topo().world(), world->options.sms, trace);
   const Nanos begin = steady_now();
-  Status status = world->executor->launch_all(host, {&arguments, 1}, log);
+  Status status = host != nullptr ? world->executor->launch_all(host, {&arguments, 1}, log)
+                                  : world->cuda->launch(cuda, rank, arguments, nullptr, kAllParts);
   if (status.ok() || world->failure().happened()) {
-    const Status waited = world->executor->wait(host, group.rank());
+    const Status waited = host != nullptr ? world->executor->wait(host, rank) : world->cuda->wait(cuda, rank);
     if (status.ok()) status = waited;
   }
+  const Nanos end = host != nullptr ? log->end_ns[static_cast<std::size_t>(rank)] : steady_now();
   if (!status.ok()) return status.error();
   // Our call may be complete while a put of ours, which others wait for, has yet to be posted.
   if (Status ended = group.confirm("end: " + what, Ok{}); !ended.ok()) return ended.error();
-  const std::int64_t sent = (endpoint != nullptr ? endpoint->bytes_sent(host->number()) : 0) - sent_before;
-  const Result<std::vector<std::vector<std::int64_t>>> all = group.gather(
-      "report: " + what, {log->end_ns[static_cast<std::size_t>(group.rank())] - begin, log->tasks.load(), sent});
+  const std::int64_t sent = (endpoint != nullptr ? endpoint->bytes_sent(number) : 0) - sent_before;
+  const std::int64_t tasks = host != nullptr ? log->tasks.load() : cuda->tasks(rank);
+  const Result<std::vector<std::vector<std::int64_t>>> all =
+      group.gather("report: " + what, {end - begin, tasks, sent});
   if (!all.ok()) return all.error();
   RunReport report = new_report();
   for (const std::vector<std::int64_t>& numbers : *all) {
@@ -230,7 +240,12 @@ Result<RunReport> Operator::Impl::run_processes(const GemmArguments& arguments, 
     report.tasks += numbers[1];
     report.network_bytes += numbers[2];
   }
-  if (trace) report.trace = to_trace(*log, plan(), world->options.sms);
+  if (!trace) return report;
+  if (host != nullptr) {
+    report.trace = to_trace(*log, plan(), world->options.sms);
+  } else if (Status added = add_cuda_trace(report); !added.ok()) {
+    return added.error();
+  }
   return report;
 }
 
@@ -242,11 +257,32 @@ Status Operator::Impl::create_cuda(bool any_layout) {
   config.any_layout = any_layout;
   config.start_epoch = world->hooks.start_epoch;
   config.workspace_fill = world->hooks.workspace_fill;
+  ProcessGroup* const group = world->group.get();
+  const std::uint32_t number = world->cuda->next_operator();
+  if (group != nullptr && plan().topo().gpus > 1) {
+    config.share = [group, number](const Status& made, int file, std::int64_t bytes) {
+      return group->share_file(fmt::format("share the memory of operator {}", number), made, file, bytes);
+    };
+  }
   Result<CudaOperator*> added = world->cuda->add_operator(config);
+  if (group != nullptr) {
+    // Nobody's kernel may raise a flag that another rank has yet to clear.
+    const Status status = added.ok() ? Status(Ok{}) : Status(added.error());
+    if (Status all = group->confirm(fmt::format("make operator {}", number), status); !all.ok()) {
+      if (added.ok()) world->cuda->remove_operator(*added);
+      return all;
+    }
+  }
   if (!added.ok()) return added.error();
   cuda = *added;
   partition = cuda->partition();
   return Ok{};
+}
+
+void Operator::Impl::remove_cuda() {
+  ProcessGroup* const group = world->group.get();
+  if (group != nullptr && world->cuda->wait(cuda, group->rank()).ok()) confirm_destruction(cuda->number());
+  world->cuda->remove_operator(cuda);
 }
 
 Result<RunReport> Operator::Impl::run_cuda(std::span<const GemmArguments> arguments, bool trace) {
@@ -278,16 +314,18 @@ Result<RunReport> Operator::Impl::run_cuda(std::span<const GemmArguments> argume
 
 // One bar per rank and role, from the first task that was taken to the last: kernels keep no more.
 Status Operator::Impl::add_cuda_trace(RunReport& report) {
-  std::vector<DeviceTimes> times;
+  std::vector<DeviceTimes> times(static_cast<std::size_t>(plan().topo().world()));
   std::uint64_t zero = ~std::uint64_t{0};
   for (std::int32_t rank = 0; rank < plan().topo().world(); ++rank) {
+    if (!world->runs(rank)) continue;
     Result<DeviceTimes> of_rank = world->cuda->times(cuda, rank);
     if (!of_rank.ok()) return of_rank.error();
-    times.push_back(*of_rank);
+    times[static_cast<std::size_t>(rank)] = *of_rank;
     zero = std::min(zero, of_rank->start);
   }
   const auto micros = [&](std::uint64_t t) { return static_cast<double>(t - zero) * 1e-3; };
   for (std::int32_t rank = 0; rank < plan().topo().world(); ++rank) {
+    if (!world->runs(rank)) continue;
     const DeviceTimes& t = times[static_cast<std::size_t>(rank)];
     report.trace.push_back({"kernel", rank, kRoleCount, micros(t.start), micros(t.end)});
     for (int role = 0; role < kRoleCount; ++role) {
@@ -366,14 +404,7 @@ Status Operator::Impl::check_rank(int rank) const {
   if (host == nullptr && cuda == nullptr) {
     return bad_argument("launch() and wait() need a world on Device::kHost or kCuda; on Device::kSim use run()");
   }
-  if (rank < 0 || rank >= plan().topo().world()) {
-    return bad_argument(fmt::format("rank is {}: it must be 0 to {}", rank, plan().topo().world() - 1));
-  }
-  if (!world->runs(rank)) {
-    return bad_argument(
-        fmt::format("rank is {}: it runs in another process, this one runs rank {}", rank, world->group->rank()));
-  }
-  return Ok{};
+  return world->check_rank(rank);
 }
 
 Result<Operator> Operator::create(World& world, const GemmOptions& options) {
@@ -385,7 +416,7 @@ Result<Operator> Operator::create(World& world, const GemmOptions& options) {
     }
   }
   const Result<PlanSpec> spec =
-      owner->cuda ? make_gpu_gemm_spec(owner->topo, options, owner->options.sms) : make_gemm_spec(owner->topo, options);
+      owner->cuda ? make_gpu_gemm_spec(owner->topo, options, owner->plan_sms) : make_gemm_spec(owner->topo, options);
   if (!spec.ok()) return spec.error();
   auto impl = std::make_shared<Impl>(owner, options, *spec);
   if (owner->executor) {

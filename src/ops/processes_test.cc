@@ -148,7 +148,7 @@ TEST_F(ProcessesTest, WhatCannotRunOverProcessesIsRefusedOnAll) {
     EXPECT_TRUE(test::failed(Operator::create(world, gemm), ErrorKind::kUnsupported, {"fused is false"}));
     WorldOptions options = options_of({2, 1}, rank, job);
     options.device = Device::kSim;
-    EXPECT_TRUE(test::failed(World::create(options), ErrorKind::kUnsupported, {"Device::kHost"}));
+    EXPECT_TRUE(test::failed(World::create(options), ErrorKind::kBadArgument, {"Device::kSim"}));
     options = options_of({3, 1}, rank, job);
     options.processes.size = 2;
     EXPECT_TRUE(test::failed(World::create(options), ErrorKind::kBadArgument, {"3 ranks", "2 processes"}));

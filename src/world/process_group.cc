@@ -49,6 +49,7 @@ Result<std::unique_ptr<ProcessGroup>> ProcessGroup::create(const WorldOptions& o
   const std::string asked = fmt::format("a world of {} nodes with {} GPUs each over {}, by mKernel {}", options.nodes,
                                         options.gpus, network, MKERNEL_VERSION);
   if (Status status = group->agree("create a world", asked); !status.ok()) return status.error();
+  if (Status status = group->learn_hosts(); !status.ok()) return status.error();
   if (options.gpus > 1) {
     if (Status status = group->share_bells(); !status.ok()) return status.error();
   }
@@ -59,15 +60,13 @@ Result<std::unique_ptr<ProcessGroup>> ProcessGroup::create(const WorldOptions& o
 }
 
 Status ProcessGroup::open_endpoint(const WorldOptions& options) {
-  if (Status status = learn_hosts(); !status.ok()) return status;
   NetworkPlace place;
   place.rank = rank_;
   place.size = options.processes.size;
   place.local_address = bootstrap_->local_address();
   place.local_count =
       static_cast<int>(std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank_)]));
-  place.local_index =
-      static_cast<int>(std::count(hosts_.begin(), hosts_.begin() + rank_, hosts_[static_cast<std::size_t>(rank_)]));
+  place.local_index = local_index();
   // Puts go along the rail only.
   for (std::int32_t node = 0; node < topo_.nodes; ++node) {
     const std::int32_t peer = topo_.rank_of(node, topo_.gpu_of(rank_));
@@ -106,8 +105,11 @@ Result<std::vector<std::string>> ProcessGroup::exchange_long(const std::string& 
   return whole;
 }
 
+int ProcessGroup::local_index() const {
+  return static_cast<int>(std::count(hosts_.begin(), hosts_.begin() + rank_, hosts_[static_cast<std::size_t>(rank_)]));
+}
+
 Status ProcessGroup::learn_hosts() {
-  if (!hosts_.empty()) return Ok{};
   Result<std::vector<std::string>> hosts = bootstrap_->exchange("name its host", host_identity(), deadline_s_);
   if (!hosts.ok()) return hosts.error();
   hosts_ = std::move(hosts).value();
@@ -116,7 +118,6 @@ Status ProcessGroup::learn_hosts() {
 
 Status ProcessGroup::share_bells() {
   // Ranks that share memory must be where they can.
-  if (Status status = learn_hosts(); !status.ok()) return status;
   for (std::int32_t rank = 0; rank < topo_.world(); ++rank) {
     const std::int32_t first = topo_.rank_of(topo_.node_of(rank), 0);
     if (hosts_[static_cast<std::size_t>(rank)] == hosts_[static_cast<std::size_t>(first)]) continue;
@@ -157,6 +158,22 @@ Result<std::vector<SharedBlock>> ProcessGroup::share_memory(const std::string& w
   if (Status status = confirm(what + ": map it", opened); !status.ok()) return status.error();
   for (SharedBlock& block : blocks) block.close_ticket();
   return blocks;
+}
+
+Result<std::vector<SharedFile>> ProcessGroup::share_file(const std::string& what, const Status& made, int file,
+                                                         std::int64_t bytes) {
+  Result<FileExchange> exchange = FileExchange::open();
+  Status ready = made;
+  if (ready.ok() && !exchange.ok()) ready = exchange.error();
+  if (Status status = confirm(what + ": have it", ready); !status.ok()) return status.error();
+  const Result<std::vector<std::string>> all = bootstrap_->exchange(what, exchange->address(), deadline_s_);
+  if (!all.ok()) return all.error();
+  const auto first = all->begin() + topo_.rank_of(topo_.node_of(rank_), 0);
+  const auto own = static_cast<std::size_t>(topo_.gpu_of(rank_));
+  Result<std::vector<SharedFile>> files = exchange->swap({first, first + topo_.gpus}, own, file, bytes, deadline_s_);
+  const Status swapped = files.ok() ? Status(Ok{}) : Status(files.error());
+  if (Status status = confirm(what + ": swap it", swapped); !status.ok()) return status.error();
+  return files;
 }
 
 Status ProcessGroup::confirm(const std::string& what, const Status& status) {

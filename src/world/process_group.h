@@ -10,6 +10,7 @@
 #include "net/process_endpoint.h"
 #include "plan/topology.h"
 #include "world/bootstrap.h"
+#include "world/file_exchange.h"
 #include "world/shared_block.h"
 
 namespace mkernel {
@@ -21,6 +22,8 @@ class ProcessGroup {
   static Result<std::unique_ptr<ProcessGroup>> create(const WorldOptions& options);
 
   std::int32_t rank() const { return rank_; }
+  // Among the processes of this host, by rank.
+  int local_index() const;
   ProcessEndpoint* endpoint() const { return endpoint_.get(); }  // null with one node
   Bootstrap& bootstrap() { return *bootstrap_; }
 
@@ -31,6 +34,10 @@ class ProcessGroup {
   Status agree(const std::string& what, const std::string& text);
   // Zeroed memory of ours and of the node's other ranks, by rank; those of other nodes have none.
   Result<std::vector<SharedBlock>> share_memory(const std::string& what, std::int64_t bytes);
+  // Gives the file descriptor `file` (which stays the caller's), and how many bytes it stands for, to the node's other
+  // ranks, and returns theirs, by GPU; our own place is empty. `made` is an error where there is no file to give: then
+  // all get it.
+  Result<std::vector<SharedFile>> share_file(const std::string& what, const Status& made, int file, std::int64_t bytes);
   // A bell for each GPU of the node; null with one GPU per node.
   NodeBell* node_bells() const { return reinterpret_cast<NodeBell*>(bells_.data()); }
   // Opens a heap to all peers, and all theirs to us; returns when all ranks have done so.
@@ -54,7 +61,7 @@ class ProcessGroup {
   Topology topo_;
   double deadline_s_;
   std::unique_ptr<Bootstrap> bootstrap_;
-  std::vector<std::string> hosts_;  // by rank; empty until somebody needs them
+  std::vector<std::string> hosts_;  // by rank
   SharedBlock bells_;
   std::unique_ptr<ProcessEndpoint> endpoint_;
 };

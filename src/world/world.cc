@@ -53,8 +53,14 @@ Status check_numbers(const WorldOptions& options) {
 Status check_processes(const WorldOptions& options) {
   const Processes& processes = options.processes;
   if (processes.rank < 0) return Ok{};
-  if (options.device != Device::kHost) {
-    return Error{ErrorKind::kUnsupported, "several processes are given: so far only Device::kHost runs over them"};
+  if (options.device == Device::kSim) {
+    return bad_argument("several processes are given: Device::kSim simulates all ranks in one");
+  }
+  if (options.device == Device::kCuda && options.nodes > 1) {
+    return Error{ErrorKind::kUnsupported,
+                 fmt::format("several processes are given, with {} nodes: so far GPUs of different processes are "
+                             "connected only within a node: take nodes 1, or one process for all ranks",
+                             options.nodes)};
   }
   if (processes.size < 2 || processes.rank >= processes.size) {
     return bad_argument(
@@ -118,11 +124,22 @@ LinkModel link_model(const WorldOptions& options) {
 
 }  // namespace
 
+Status World::Impl::check_rank(int rank) const {
+  if (rank < 0 || rank >= topo.world()) {
+    return bad_argument(fmt::format("rank is {}: it must be 0 to {}", rank, topo.world() - 1));
+  }
+  if (!runs(rank)) {
+    return bad_argument(
+        fmt::format("rank is {}: it runs in another process, this one runs rank {}", rank, group->rank()));
+  }
+  return Ok{};
+}
+
 std::int64_t World::Impl::memory_limit() const { return hooks.memory_limit ? *hooks.memory_limit : available_memory(); }
 
 namespace {
 
-Result<std::unique_ptr<CudaExecutor>> create_cuda(const WorldOptions& options) {
+Result<std::unique_ptr<CudaExecutor>> create_cuda(const WorldOptions& options, ProcessGroup* group) {
   CudaExecutorOptions cuda;
   cuda.topo = {options.nodes, options.gpus};
   cuda.sms = options.sms;
@@ -132,7 +149,65 @@ Result<std::unique_ptr<CudaExecutor>> create_cuda(const WorldOptions& options) {
   cuda.deadline_s = options.deadline_s;
   cuda.warn_s = options.warn_s;
   cuda.on_warning = options.on_warning;
+  if (group != nullptr) {
+    cuda.own_rank = group->rank();
+    cuda.local_index = group->local_index();
+    cuda.on_failure = [&bootstrap = group->bootstrap()](const Error& error) { bootstrap.tell_failure(error); };
+  }
   return CudaExecutor::create(cuda);
+}
+
+// `asked` may leave the number of SMs to the GPU. Tiles are chosen by it, and must be the same on all ranks.
+Status start_cuda(World::Impl& impl, const WorldOptions& asked) {
+  ProcessGroup* const group = impl.group.get();
+  Result<std::unique_ptr<CudaExecutor>> executor = create_cuda(asked, group);
+  Status started = executor.ok() ? Status(Ok{}) : Status(executor.error());
+  if (started.ok()) started = validate_partition(asked.partition, (*executor)->sms());
+  if (group != nullptr) {
+    if (Status status = group->confirm("start its GPU", started); !status.ok()) return status;
+  }
+  if (!started.ok()) return started;
+  impl.cuda = std::move(*executor);
+  impl.options.sms = impl.plan_sms = impl.cuda->sms();
+  impl.options.partition = asked.partition;
+  if (group == nullptr) return Ok{};
+  const auto sms = group->gather("count its SMs", {impl.plan_sms});
+  if (!sms.ok()) return sms.error();
+  for (const std::vector<std::int64_t>& of_rank : *sms) {
+    impl.plan_sms = std::min(impl.plan_sms, static_cast<int>(of_rank[0]));
+  }
+  group->bootstrap().watch([raw = impl.cuda.get()](const Error& error) { raw->fail(error); });
+  return Ok{};
+}
+
+Status start_host(World::Impl& impl) {
+  const WorldOptions& options = impl.options;
+  ProcessGroup* const group = impl.group.get();
+  HostExecutorOptions host;
+  if (group != nullptr) {
+    host.own_rank = group->rank();
+    host.endpoint = group->endpoint();
+    host.node_bells = group->node_bells();
+    host.on_failure = [&bootstrap = group->bootstrap()](const Error& error) { bootstrap.tell_failure(error); };
+  }
+  host.topo = impl.topo;
+  host.sms = options.sms;
+  host.link = link_model(options);
+  host.ring_depth = options.ring_depth;
+  host.deadline_s = options.deadline_s;
+  host.warn_s = options.warn_s;
+  host.on_warning = options.on_warning;
+  Result<std::unique_ptr<HostExecutor>> executor = HostExecutor::create(host);
+  if (group != nullptr) {
+    const Status started = executor.ok() ? Status(Ok{}) : Status(executor.error());
+    if (Status status = group->confirm("start its threads", started); !status.ok()) return status;
+  }
+  if (!executor.ok()) return executor.error();
+  impl.executor = std::move(executor.value());
+  if (group != nullptr) {
+    group->bootstrap().watch([raw = impl.executor.get()](const Error& error) { raw->fail(error); });
+  }
+  return Ok{};
 }
 
 }  // namespace
@@ -141,49 +216,17 @@ Result<World> World::create(const WorldOptions& asked) {
   WorldOptions options = asked;
   const bool choose_sms = options.sms == 0;
   if (choose_sms) options.sms = options.device == Device::kHost ? kHostSms : kGpuSms;
-  const Partition partition = options.partition;
   if (options.device == Device::kCuda && choose_sms) options.partition = {};  // checked when the SMs are known
   if (Status status = check_options(options); !status.ok()) return status.error();
-  if (options.device == Device::kSim) return World(std::make_shared<Impl>(options));
-  if (options.device == Device::kCuda) {
-    if (choose_sms) options.sms = 0;
-    Result<std::unique_ptr<CudaExecutor>> executor = create_cuda(options);
-    if (!executor.ok()) return executor.error();
-    options.sms = (*executor)->sms();
-    options.partition = partition;
-    if (Status status = validate_partition(partition, options.sms); !status.ok()) return status.error();
-    auto impl = std::make_shared<Impl>(options);
-    impl->cuda = std::move(executor.value());
-    return World(std::move(impl));
-  }
   auto impl = std::make_shared<Impl>(options);
-  HostExecutorOptions host;
+  if (options.device == Device::kSim) return World(std::move(impl));
   if (options.processes.rank >= 0) {
     Result<std::unique_ptr<ProcessGroup>> group = ProcessGroup::create(options);
     if (!group.ok()) return group.error();
     impl->group = std::move(group).value();
-    host.own_rank = impl->group->rank();
-    host.endpoint = impl->group->endpoint();
-    host.node_bells = impl->group->node_bells();
-    host.on_failure = [&bootstrap = impl->group->bootstrap()](const Error& error) { bootstrap.tell_failure(error); };
   }
-  host.topo = {options.nodes, options.gpus};
-  host.sms = options.sms;
-  host.link = link_model(options);
-  host.ring_depth = options.ring_depth;
-  host.deadline_s = options.deadline_s;
-  host.warn_s = options.warn_s;
-  host.on_warning = options.on_warning;
-  Result<std::unique_ptr<HostExecutor>> executor = HostExecutor::create(host);
-  if (impl->group) {
-    const Status started = executor.ok() ? Status(Ok{}) : Status(executor.error());
-    if (Status status = impl->group->confirm("start its threads", started); !status.ok()) return status.error();
-  }
-  if (!executor.ok()) return executor.error();
-  impl->executor = std::move(executor.value());
-  if (impl->group) {
-    impl->group->bootstrap().watch([raw = impl->executor.get()](const Error& error) { raw->fail(error); });
-  }
+  const Status started = options.device == Device::kCuda ? start_cuda(*impl, asked) : start_host(*impl);
+  if (!started.ok()) return started.error();
   return World(std::move(impl));
 }
 
@@ -203,7 +246,7 @@ std::string World::flight_record(int rank) const {
 }
 
 Result<void*> World::allocate(int rank, std::int64_t bytes) {
-  if (rank < 0 || rank >= size()) return bad_argument(fmt::format("rank is {}: it must be 0 to {}", rank, size() - 1));
+  if (Status status = impl_->check_rank(rank); !status.ok()) return status.error();
   if (bytes < 0) return bad_argument(fmt::format("bytes is {}: it must be 0 or more", bytes));
   if (impl_->cuda) return impl_->cuda->allocate(rank, bytes);
   const auto size = static_cast<std::size_t>(bytes);
@@ -222,7 +265,7 @@ void World::release(int rank, void* data) {
 }
 
 Status World::copy(int rank, void* dst, const void* src, std::int64_t bytes) {
-  if (rank < 0 || rank >= size()) return bad_argument(fmt::format("rank is {}: it must be 0 to {}", rank, size() - 1));
+  if (Status status = impl_->check_rank(rank); !status.ok()) return status;
   if (bytes < 0) return bad_argument(fmt::format("bytes is {}: it must be 0 or more", bytes));
   if (bytes == 0) return Ok{};
   if (impl_->cuda) return impl_->cuda->copy(rank, dst, src, bytes);
@@ -231,7 +274,7 @@ Status World::copy(int rank, void* dst, const void* src, std::int64_t bytes) {
 }
 
 void* World::stream(int rank) const {
-  return impl_->cuda && rank >= 0 && rank < size() ? impl_->cuda->stream(rank) : nullptr;
+  return impl_->cuda && impl_->check_rank(rank).ok() ? impl_->cuda->stream(rank) : nullptr;
 }
 
 }  // namespace mkernel

@@ -35,6 +35,8 @@ class World::Impl {
 
   // The ranks that run in this process: all, or one.
   bool runs(std::int32_t rank) const { return group == nullptr || group->rank() == rank; }
+  // Errors: kBadArgument when there is no such rank, or not here.
+  Status check_rank(int rank) const;
 
   Failure& failure() { return executor ? executor->failure() : cuda ? cuda->failure() : sim_failure; }
   void fail(Error error) {
@@ -49,11 +51,12 @@ class World::Impl {
   // Bytes that workspaces may take.
   std::int64_t memory_limit() const;
 
-  const WorldOptions options;
+  WorldOptions options;  // changed by create() only
   const Topology topo;
   std::unique_ptr<ProcessGroup> group;     // null when all ranks are in this process; outlives the executor
   std::unique_ptr<HostExecutor> executor;  // Device::kHost
   std::unique_ptr<CudaExecutor> cuda;      // Device::kCuda
+  int plan_sms = 0;                        // Device::kCuda: SMs that plans count on, the fewest that a rank has
   Failure sim_failure;
   std::atomic<std::uint32_t> sim_operators{0};
   WorldHooks hooks;

@@ -1,144 +1,26 @@
 // The program as launchers start it: real processes, which also die.
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "base/npy.h"
-#include "tests/cli/cli_run.h"
+#include "tests/cli/rank_processes.h"
 #include "world/network.h"
 
 namespace mkernel::cli {
 namespace {
 
-namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
-using Variables = std::vector<std::pair<std::string, std::string>>;
-
-std::string content(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-// How many times slower than usual things happen here, for machines that are emulated (scripts/rdma_tests.sh).
-int slowness() {
-  const char* text = std::getenv("MKERNEL_TEST_SLOWNESS");
-  return text != nullptr ? std::max(1, std::atoi(text)) : 1;
-}
-
-class ProcessesTest : public testing::Test {
+class ProcessesTest : public RankProcesses {
  protected:
-  struct Rank {
-    pid_t process = -1;
-    int code = -1;  // 128 + signal when it was killed
-    double ended_s = 0;
-    std::string out;
-    std::string err;
-  };
-
   void SetUp() override {
     const char* network = std::getenv("MKERNEL_NETWORK");  // so that they also run in scripts/rdma_tests.sh
     const std::string obstacle = network_obstacle(network != nullptr ? network : "libfabric");
     if (!obstacle.empty()) GTEST_SKIP() << obstacle;
-    std::string name = (fs::temp_directory_path() / "mkernel_processes_XXXXXX").string();
-    folder_ = mkdtemp(name.data());
+    RankProcesses::SetUp();
   }
-  void TearDown() override {
-    for (const Rank& rank : ranks_) {
-      if (rank.process > 0 && rank.code < 0) kill(rank.process, SIGKILL);
-    }
-    if (!folder_.empty()) fs::remove_all(folder_);
-  }
-
-  // Starts the program once per rank; the functions say what the launcher would set, and the arguments.
-  void start(int size, const std::function<Variables(int)>& variables_of,
-             const std::function<std::string(int)>& line_of) {
-    ranks_.assign(static_cast<std::size_t>(size), {});
-    for (int rank = 0; rank < size; ++rank) {
-      std::vector<std::string> args = words(line_of(rank));
-      args.insert(args.begin(), MKERNEL_CLI_EXE);
-      std::vector<char*> pointers;
-      for (std::string& arg : args) pointers.push_back(arg.data());
-      pointers.push_back(nullptr);
-      const Variables variables = variables_of(rank);
-      const std::string out = (folder_ / ("out" + std::to_string(rank))).string();
-      const std::string err = (folder_ / ("err" + std::to_string(rank))).string();
-      const pid_t process = fork();
-      ASSERT_GE(process, 0);
-      if (process == 0) {
-        for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
-        dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
-        dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
-        execv(pointers[0], pointers.data());
-        _exit(99);
-      }
-      ranks_[static_cast<std::size_t>(rank)].process = process;
-    }
-  }
-  void start(int size, const std::string& line) {
-    static int count = 0;
-    const std::string job = "cli " + std::to_string(getpid()) + " " + std::to_string(count++);
-    const auto variables = [&](int rank) {
-      return Variables{{"MKERNEL_RANK", std::to_string(rank)},
-                       {"MKERNEL_SIZE", std::to_string(size)},
-                       {"MKERNEL_JOB", job},
-                       {"MKERNEL_START_S", start_s_}};
-    };
-    start(size, variables, [&](int) { return line; });
-  }
-
-  // Waits for all to end, at most `limit_s`; false when some do not.
-  bool finish(double limit_s = 60) {
-    const Clock::time_point begin = Clock::now();
-    const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
-    std::size_t left = ranks_.size();
-    while (left > 0 && seconds() < limit_s * slowness()) {
-      left = 0;
-      for (std::size_t i = 0; i < ranks_.size(); ++i) {
-        Rank& rank = ranks_[i];
-        int status = 0;
-        if (rank.code >= 0) continue;
-        if (waitpid(rank.process, &status, WNOHANG) != rank.process) {
-          ++left;
-          continue;
-        }
-        rank.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-        rank.ended_s = seconds();
-        rank.out = content(folder_ / ("out" + std::to_string(i)));
-        rank.err = content(folder_ / ("err" + std::to_string(i)));
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-    return left == 0;
-  }
-  // All ended well, and only rank 0 said something.
-  void expect_good() {
-    ASSERT_TRUE(finish());
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      EXPECT_EQ(ranks_[rank].code, 0) << "rank " << rank << ": " << ranks_[rank].err;
-      EXPECT_EQ(ranks_[rank].out.empty(), rank > 0) << ranks_[rank].out;
-    }
-  }
-
-  std::string start_s_ = "60";
-  std::vector<Rank> ranks_;
-  fs::path folder_;
 };
 
 TEST_F(ProcessesTest, EveryOperatorIsCheckedAndSaidOnceByRank0) {
@@ -204,8 +86,8 @@ TEST_F(ProcessesTest, MpirunStartsAWorld) {
   if (std::system("mpirun --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "there is no mpirun (openmpi-bin)";
   const std::string out = (folder_ / "out").string();
   const std::string command =
-      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -np 4 " +
-      std::string(MKERNEL_CLI_EXE) + " run gemm_all_reduce --m 100 --n 100 --k 100 --repeat 1 --json > " + out;
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -np 4 " + program() +
+      " run gemm_all_reduce --m 100 --n 100 --k 100 --repeat 1 --json > " + out;
   ASSERT_EQ(std::system(command.c_str()), 0);
   const auto report = nlohmann::json::parse(content(out));
   EXPECT_EQ(report["processes"], 4);

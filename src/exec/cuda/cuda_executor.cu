@@ -37,12 +37,23 @@ Nanos nanos(double seconds) { return static_cast<Nanos>(std::min(seconds, 1e9) *
 class Executor : public CudaExecutor {
  public:
   Executor(const CudaExecutorOptions& options, std::unique_ptr<VirtualGpus> gpus)
-      : options_(options), gpus_(std::move(gpus)), log_(options.topo.world()), last_(options.topo.world()) {}
+      : options_(options),
+        gpus_(std::move(gpus)),
+        log_(options.own_rank < 0 ? options.topo.world() : 1),
+        last_(options.topo.world()) {
+    for (std::int32_t rank = 0; rank < options.topo.world(); ++rank) {
+      if (gpus_->has(rank)) ranks_.push_back(rank);
+    }
+  }
   ~Executor() override;
 
   Status start();
 
-  int sms() const override { return gpus_->rank(0).sms; }
+  int sms() const override { return gpus_->first().sms; }
+  std::uint32_t next_operator() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return operator_count_;
+  }
   Result<CudaOperator*> add_operator(const CudaOperatorConfig& config) override;
   void remove_operator(CudaOperator* op) override;
   Status check(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments) override;
@@ -74,6 +85,9 @@ class Executor : public CudaExecutor {
   };
 
   Status allow_shared_memory();
+  Status check_operator(const CudaOperatorConfig& config) const;
+  // Our ranks' place in the log: that of processes knows one only.
+  std::int32_t log_rank(std::int32_t rank) const { return options_.own_rank < 0 ? rank : 0; }
   Status check_launch(CudaOperatorImpl& op, std::int32_t rank);
   std::string name_of(const CudaOperatorImpl& op) const;
   void watch();
@@ -83,11 +97,13 @@ class Executor : public CudaExecutor {
 
   const CudaExecutorOptions options_;
   std::unique_ptr<VirtualGpus> gpus_;
+  std::vector<std::int32_t> ranks_;       // in this process
   std::unique_ptr<CudaNetwork> network_;  // null with one node
   DeviceMailbox* mailboxes_ = nullptr;    // mapped host memory; operator-major, by rank
   Failure failure_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex create_mutex_;  // one operator is made at a time; taken before mutex_
+  std::mutex mutex_;         // guards what follows
   LaunchLog log_;
   std::vector<Last> last_;
   std::array<std::unique_ptr<CudaOperatorImpl>, kMaxCudaOperators> operators_;
@@ -156,8 +172,7 @@ std::string Executor::name_of(const CudaOperatorImpl& op) const {
   return fmt::format("operator {} ({} {} x {} x {})", op.number(), op_name(spec.op), spec.m, spec.n, spec.k);
 }
 
-Result<CudaOperator*> Executor::add_operator(const CudaOperatorConfig& config) {
-  std::lock_guard<std::mutex> lock(mutex_);
+Status Executor::check_operator(const CudaOperatorConfig& config) const {
   if (failure_.happened()) return failure_.later_error();
   const PlanSpec& spec = config.source->plan().spec();
   if (spec.dtype == Dtype::kFp32) return bad_argument("dtype fp32 has no GPU kernel: bf16 and fp16 are accepted");
@@ -174,28 +189,41 @@ Result<CudaOperator*> Executor::add_operator(const CudaOperatorConfig& config) {
     return bad_argument(fmt::format(
         "this world has made {} operators, and no world can make more: create another world", kMaxCudaOperators));
   }
-  const std::int64_t wanted = CudaOperatorImpl::bytes_needed(config);
+  const std::int64_t wanted = CudaOperatorImpl::bytes_needed(config, ranks_.front());
   if (const std::int64_t available = free_memory(); wanted > available) {
     return Error{ErrorKind::kOutOfMemory,
                  fmt::format("{} of {} x {} x {} needs {} bytes of GPU memory per rank, and {} are available",
                              op_name(spec.op), spec.m, spec.n, spec.k, wanted, available)};
   }
+  return Ok{};
+}
+
+Result<CudaOperator*> Executor::add_operator(const CudaOperatorConfig& config) {
+  std::lock_guard<std::mutex> creating(create_mutex_);
+  const std::uint32_t number = next_operator();
   Partition partition = config.partition;
   if (partition == Partition{}) partition = choose_partition(config.source->plan(), sms(), kGpuCosts);
-  auto op = std::make_unique<CudaOperatorImpl>(operator_count_, config, partition);
-  std::vector<const DeviceRing*> rings;
-  std::vector<DeviceMailbox*> mailboxes;
-  for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) {
-    if (network_) rings.push_back(network_->rings(rank));
-    mailboxes.push_back(mailboxes_ + std::size_t{operator_count_} * options_.topo.world() + rank);
+  auto op = std::make_unique<CudaOperatorImpl>(number, config, partition, ranks_.front());
+  const Status possible = check_operator(config);
+  const Status taken = possible.ok() ? op->take_memory(*gpus_) : possible;
+  // Others wait for our memory, so they must hear when there is none.
+  if (Status reached = op->reach_peers(*gpus_, taken); !reached.ok()) return reached.error();
+  std::vector<const DeviceRing*> rings(static_cast<std::size_t>(options_.topo.world()));
+  std::vector<DeviceMailbox*> mailboxes(rings.size());
+  for (const std::int32_t rank : ranks_) {
+    const auto r = static_cast<std::size_t>(rank);
+    if (network_) rings[r] = network_->rings(rank);
+    mailboxes[r] = mailboxes_ + std::size_t{number} * rings.size() + r;
   }
-  if (Status status = op->create(*gpus_, rings, mailboxes, options_.deadline_s); !status.ok()) return status.error();
-  if (network_) {
-    network_->add_operator(op->number(), config.source, op->layout(), config.start_epoch, op->heaps());
-  }
-  names_[operator_count_] = name_of(*op);
-  operators_[operator_count_] = std::move(op);
-  return operators_[operator_count_++].get();
+  if (Status status = op->fill(*gpus_, rings, mailboxes, options_.deadline_s); !status.ok()) return status.error();
+
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_.happened()) return failure_.later_error();
+  if (network_) network_->add_operator(number, config.source, op->layout(), config.start_epoch, op->heaps());
+  names_[number] = name_of(*op);
+  operators_[number] = std::move(op);
+  ++operator_count_;
+  return operators_[number].get();
 }
 
 void Executor::remove_operator(CudaOperator* base) {
@@ -203,20 +231,20 @@ void Executor::remove_operator(CudaOperator* base) {
   bool equal = true;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (std::int32_t rank = 1; rank < options_.topo.world(); ++rank) {
-      equal = equal && op.rank(rank).launches == op.rank(0).launches;
+    for (const std::int32_t rank : ranks_) {
+      equal = equal && op.rank(rank).launches == op.rank(ranks_.front()).launches;
     }
   }
   if (!equal) {
     fail({ErrorKind::kAborted,
           names_[op.number()] + " was destroyed when some ranks had launched more of its calls than others"});
   }
-  for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) {
+  for (const std::int32_t rank : ranks_) {
     const Status status = wait(base, rank);
     (void)status;  // there is nobody left to tell
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) {
+  for (const std::int32_t rank : ranks_) {
     Last& last = last_[static_cast<std::size_t>(rank)];
     if (last.done == op.rank(rank).done) last = {};
   }
@@ -226,15 +254,16 @@ void Executor::remove_operator(CudaOperator* base) {
 
 Status Executor::check_launch(CudaOperatorImpl& op, std::int32_t rank) {
   if (failure_.happened()) return failure_.later_error();
-  if (log_.too_far_ahead(rank)) {
+  if (log_.too_far_ahead(log_rank(rank))) {
     return bad_argument(fmt::format("rank {} is {} launches ahead of rank {}, and no more are accepted", rank,
                                     LaunchLog::kCapacity, log_.slowest_rank()));
   }
-  if (const auto other = log_.note(rank, op.number())) {
+  if (const auto other = log_.note(log_rank(rank), op.number())) {
     const Error error = bad_argument(fmt::format(
         "launch {} of rank {} is {}, but rank {} made its launch {} with {}: all ranks must launch the same operators "
         "in the same order",
-        log_.count(rank) + 1, rank, names_[op.number()], other->rank, log_.count(rank) + 1, names_[other->op]));
+        log_.count(log_rank(rank)) + 1, rank, names_[op.number()], other->rank, log_.count(log_rank(rank)) + 1,
+        names_[other->op]));
     fail(error);  // the other rank's call can never end
     return error;
   }
@@ -283,6 +312,10 @@ Status Executor::launch(CudaOperator* base, std::int32_t rank, const GemmArgumen
   if (network_ && !capturing) network_->wake();
   launch.kernel.kernel<<<static_cast<unsigned>(gpu.sms), kThreads, static_cast<std::size_t>(launch.kernel.shared_bytes),
                          stream>>>(launch.call);
+  if (launch.deliver_c && (parts & kPartLast) != 0) {
+    const Matrix& c = arguments.c;
+    launch_deliver(device_matrix(c), launch.call.c_matrix, c.rows, c.cols, stream);
+  }
   status = cudaGetLastError();
   if (status == cudaSuccess && !capturing) {
     CudaOperatorImpl::Rank& self = op.rank(rank);
@@ -354,11 +387,13 @@ Status Executor::check(CudaOperator* base, std::int32_t rank, const GemmArgument
 }
 
 void Executor::fail(Error error) {
+  const Error told = error;
   if (!failure_.set(std::move(error))) return;
   const std::size_t boxes = std::size_t{kMaxCudaOperators} * options_.topo.world();
   for (std::size_t i = 0; i < boxes; ++i) {
     std::atomic_ref<std::uint32_t>(mailboxes_[i].leave).store(1, std::memory_order_release);
   }
+  if (options_.on_failure) options_.on_failure(told);
 }
 
 // --- the watcher: what kernels cannot tell the caller themselves ---
@@ -375,7 +410,8 @@ void Executor::watch() {
       const Nanos now = steady_now();
       for (std::uint32_t number = 0; number < operator_count_; ++number) {
         CudaOperatorImpl* op = operators_[number].get();
-        for (std::int32_t rank = 0; op != nullptr && rank < options_.topo.world(); ++rank) {
+        for (const std::int32_t rank : ranks_) {
+          if (op == nullptr) break;
           check_mailbox(*op, rank);
           under_way = under_way || is_under_way(*op, rank);
           if (!is_late(*op, rank, now)) continue;
@@ -465,7 +501,7 @@ std::int64_t Executor::free_memory() const {
     std::size_t total = 0;
     if (cudaMemGetInfo(&free, &total) != cudaSuccess) continue;
     std::int64_t ranks = 0;
-    for (std::int32_t rank = 0; rank < options_.topo.world(); ++rank) ranks += gpus_->rank(rank).device == device;
+    for (const std::int32_t rank : ranks_) ranks += gpus_->rank(rank).device == device;
     least = std::min(least, (static_cast<std::int64_t>(free) - kMemoryMargin) / std::max<std::int64_t>(ranks, 1));
   }
   return std::max<std::int64_t>(least, 0);
@@ -483,6 +519,8 @@ Result<std::unique_ptr<CudaExecutor>> CudaExecutor::create(const CudaExecutorOpt
   VirtualGpuOptions gpu_options;
   gpu_options.topo = options.topo;
   gpu_options.sms = options.sms;
+  gpu_options.own_rank = options.own_rank;
+  gpu_options.local_index = options.local_index;
   gpu_options.spare_sms = options.topo.nodes > 1 && !options.copy_engine ? 1 : 0;
   Result<std::unique_ptr<VirtualGpus>> gpus = VirtualGpus::create(gpu_options);
   if (!gpus.ok()) return gpus.error();

@@ -1,5 +1,5 @@
-// Runs plans on GPUs: one persistent kernel per rank and call, all ranks in this process. No CUDA header is needed to
-// use it; in a build without CUDA create() says so.
+// Runs plans on GPUs: one persistent kernel per rank and call. All ranks are in this process, or one of them is. No
+// CUDA header is needed to use it; in a build without CUDA create() says so.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "base/owned_file.h"
 #include "exec/cuda/device_task.h"
 #include "exec/cuda/launch_parts.h"
 #include "exec/host/failure.h"
@@ -27,7 +28,16 @@ struct CudaExecutorOptions {
   double deadline_s = 600;
   double warn_s = 30;
   std::function<void(const std::string&)> on_warning;
+  // Where the other ranks run in other processes: ours, our place among the processes of this host, and whom the first
+  // failure is told.
+  std::int32_t own_rank = -1;
+  int local_index = 0;
+  std::function<void(const Error&)> on_failure;
 };
+
+// Gives the node's other ranks the file descriptor of our heap and returns theirs, by GPU; `made` is an error where
+// there is no heap to give. All of the node's processes call it.
+using ShareHeap = std::function<Result<std::vector<SharedFile>>(const Status& made, int file, std::int64_t bytes)>;
 
 struct CudaOperatorConfig {
   std::shared_ptr<const PlanSource> source;
@@ -35,6 +45,7 @@ struct CudaOperatorConfig {
   bool any_layout = false;        // takes memory for copies of A and B, so that every stride and address is accepted
   std::uint64_t start_epoch = 0;  // for tests
   std::optional<int> workspace_fill;
+  ShareHeap share;  // only where own_rank is given, and there are several GPUs per node
 };
 
 // One operator on all ranks. Owned by the executor.
@@ -56,7 +67,9 @@ class CudaExecutor {
   // All operators have been removed.
   virtual ~CudaExecutor() = default;
 
-  virtual int sms() const = 0;  // per rank
+  virtual int sms() const = 0;  // per rank of this process
+  // How many operators there have been: the number of the next.
+  virtual std::uint32_t next_operator() = 0;
   virtual Result<CudaOperator*> add_operator(const CudaOperatorConfig& config) = 0;
   // Waits for its calls.
   virtual void remove_operator(CudaOperator* op) = 0;

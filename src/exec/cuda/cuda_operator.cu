@@ -27,12 +27,6 @@ bool is_wide(const Matrix& m) {
 }
 Matrix transposed(const Matrix& m) { return {m.data, m.cols, m.rows, m.col_stride, m.row_stride}; }
 
-DeviceMatrix device_matrix(const Matrix& m) {
-  // The pitch of a single row is free; TMA wants one that the row fits in.
-  const std::int64_t row_stride = m.rows <= 1 ? rounded(std::max<std::int64_t>(m.cols, 1)) : m.row_stride;
-  return {m.data, is_wide(m) ? row_stride : m.row_stride, is_wide(m) ? 1 : m.col_stride, is_wide(m) ? 1 : 0};
-}
-
 // Whether a dense row-major matrix of this width would not be wide.
 bool needs_copy(std::int64_t cols) { return cols % kPitchUnit != 0; }
 
@@ -54,8 +48,20 @@ Error layout_error(const char* name, const Matrix& m, std::int32_t rank, const c
 
 }  // namespace
 
-CudaOperatorImpl::CudaOperatorImpl(std::uint32_t number, const CudaOperatorConfig& config, Partition partition)
-    : number_(number), config_(config), partition_(partition), layout_(config.source->plan()) {}
+DeviceMatrix device_matrix(const Matrix& m) {
+  // The pitch of a single row is free; TMA wants one that the row fits in.
+  const std::int64_t row_stride = m.rows <= 1 ? rounded(std::max<std::int64_t>(m.cols, 1)) : m.row_stride;
+  return {m.data, is_wide(m) ? row_stride : m.row_stride, is_wide(m) ? 1 : m.col_stride, is_wide(m) ? 1 : 0};
+}
+
+CudaOperatorImpl::CudaOperatorImpl(std::uint32_t number, const CudaOperatorConfig& config, Partition partition,
+                                   std::int32_t first_rank)
+    : number_(number),
+      config_(config),
+      partition_(partition),
+      layout_(config.source->plan()),
+      first_rank_(first_rank),
+      ranks_(static_cast<std::size_t>(config.source->plan().topo().world())) {}
 
 CudaOperatorImpl::~CudaOperatorImpl() {
   for (Rank& rank : ranks_) {
@@ -69,16 +75,19 @@ std::vector<std::byte*> CudaOperatorImpl::heaps() const {
   return heaps;
 }
 
-std::int64_t CudaOperatorImpl::bytes_needed(const CudaOperatorConfig& config) {
+std::int64_t CudaOperatorImpl::bytes_needed(const CudaOperatorConfig& config, std::int32_t rank) {
   const Plan& plan = config.source->plan();
   std::int64_t tasks = 0;
   for (int role = 0; role < kRoleCount; ++role) {
     for (std::int32_t lane = 0; lane < plan.lanes(static_cast<Role>(role)); ++lane) {
-      tasks += plan.count(0, static_cast<Role>(role), lane);
+      tasks += plan.count(rank, static_cast<Role>(role), lane);
     }
   }
-  return HeapLayout(plan).bytes() + tasks * static_cast<std::int64_t>(sizeof(DeviceTask) + sizeof(std::uint64_t)) +
-         a_copy_bytes(config, 0) + b_copy_bytes(config, 0);
+  const PlanSpec& spec = plan.spec();
+  const bool window = config.share && spec.op == Op::kGemmAllReduce;
+  return HeapLayout(plan).bytes() + (window ? spec.m * rounded(spec.n) * 2 : 0) +
+         tasks * static_cast<std::int64_t>(sizeof(DeviceTask) + sizeof(std::uint64_t)) + a_copy_bytes(config, rank) +
+         b_copy_bytes(config, rank);
 }
 
 RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table) const {
@@ -90,7 +99,9 @@ RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table) co
     return begin;
   };
   const auto size = [](const auto& v) { return static_cast<std::int64_t>(v.size() * sizeof(v[0])); };
-  at.c_slots = add(2 * sizeof(DeviceMatrix));
+  at.window = add(has_window() ? plan().spec().m * rounded(plan().spec().n) * 2 : 0);
+  // Processes keep a copy of all windows' slots, for a slot holds an address.
+  at.c_slots = add(static_cast<std::int64_t>(2 * sizeof(DeviceMatrix)) * (has_window() ? plan().topo().gpus : 1));
   at.control = add(sizeof(DeviceControl));
   at.heads = add(static_cast<std::int64_t>(table.lanes.size() * sizeof(DeviceHead)));
   at.lanes = add(size(table.lanes));
@@ -107,11 +118,9 @@ RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table) co
   return at;
 }
 
-Status CudaOperatorImpl::create(VirtualGpus& gpus, const std::vector<const DeviceRing*>& rings,
-                                const std::vector<DeviceMailbox*>& mailboxes, double deadline_s) {
-  const Topology& topo = plan().topo();
-  ranks_.resize(static_cast<std::size_t>(topo.world()));
-  for (std::int32_t r = 0; r < topo.world(); ++r) {
+Status CudaOperatorImpl::take_memory(VirtualGpus& gpus) {
+  for (std::int32_t r = 0; r < plan().topo().world(); ++r) {
+    if (!gpus.has(r)) continue;
     Result<TaskTable> table = make_task_table(*config_.source, r, {gpus.rank(r).sms, 0});
     if (!table.ok()) return table.error();
     Rank& self = rank(r);
@@ -121,9 +130,42 @@ Status CudaOperatorImpl::create(VirtualGpus& gpus, const std::vector<const Devic
     if (!memory.ok()) return memory.error();
     self.memory = std::move(*memory);
   }
-  for (std::int32_t r = 0; r < topo.world(); ++r) {
+  return Ok{};
+}
+
+Status CudaOperatorImpl::reach_peers(VirtualGpus& gpus, const Status& taken) {
+  if (!config_.share) return taken;
+  const Topology& topo = plan().topo();
+  const Rank& self = rank(first_rank_);
+  const Result<int> file = taken.ok() ? self.memory.export_fd() : Result<int>(taken.error());
+  const OwnedFile own(file.ok() ? *file : -1);
+  const Status ready = file.ok() ? Status(Ok{}) : Status(file.error());
+  Result<std::vector<SharedFile>> files = config_.share(ready, own.fd(), self.memory.bytes());
+  if (!files.ok()) return files.error();
+  for (std::int32_t g = 0; g < topo.gpus; ++g) {
+    const std::int32_t r = topo.rank_of(topo.node_of(first_rank_), g);
+    if (r == first_rank_) continue;
+    SharedFile& file = (*files)[static_cast<std::size_t>(g)];
+    Result<DeviceHeap> memory = DeviceHeap::import_from(file.file.release(), file.bytes, gpus.first().device);
+    if (!memory.ok()) {
+      return Error{memory.error().kind,
+                   fmt::format("the memory of rank {} cannot be reached from rank {}: {}; GPUs of a node must be "
+                               "connected by NVLink or one PCIe switch (nvidia-smi topo -p2p rw shows which are)",
+                               r, first_rank_, memory.error().message)};
+    }
+    rank(r).memory = std::move(*memory);
+    rank(r).at.window = self.at.window;
+    rank(r).at.c_slots = self.at.c_slots;
+  }
+  return Ok{};
+}
+
+Status CudaOperatorImpl::fill(VirtualGpus& gpus, const std::vector<const DeviceRing*>& rings,
+                              const std::vector<DeviceMailbox*>& mailboxes, double deadline_s) {
+  for (std::int32_t r = 0; r < plan().topo().world(); ++r) {
+    if (!gpus.has(r)) continue;
     DeviceRank& device = rank(r).device;
-    device.rings = rings.empty() ? nullptr : rings[static_cast<std::size_t>(r)];
+    device.rings = rings[static_cast<std::size_t>(r)];
     device.mailbox = mailboxes[static_cast<std::size_t>(r)];
     device.deadline_ns = static_cast<std::uint64_t>(std::min(deadline_s, 1e9) * 1e9);
     if (Status status = fill_rank(r, gpus.rank(r)); !status.ok()) return status;
@@ -161,10 +203,14 @@ Status CudaOperatorImpl::fill_rank(std::int32_t r, const VirtualGpu& gpu) {
   device.parts_done = reinterpret_cast<std::uint32_t*>(base + self.at.parts_done);
   device.control = reinterpret_cast<DeviceControl*>(base + self.at.control);
 
+  std::vector<DeviceMatrix> windows;
   for (std::int32_t g = 0; g < topo.gpus; ++g) {
     const Rank& peer = rank(topo.rank_of(device.node, g));
     device.heaps[g] = peer.memory.data();
     device.c_slots[g] = reinterpret_cast<DeviceMatrix*>(peer.memory.data() + peer.at.c_slots);
+    if (!has_window()) continue;
+    device.c_slots[g] = reinterpret_cast<DeviceMatrix*>(base + self.at.c_slots) + 2 * g;
+    windows.insert(windows.end(), 2, window(topo.rank_of(device.node, g)));
   }
   DeviceControl control;
   control.epoch = config_.start_epoch;
@@ -183,6 +229,7 @@ Status CudaOperatorImpl::fill_rank(std::int32_t r, const VirtualGpu& gpu) {
   }
   const auto bytes_of = [](const auto& v) { return v.size() * sizeof(v[0]); };
   upload(0, flags.data(), bytes_of(flags));
+  upload(self.at.c_slots, windows.data(), bytes_of(windows));
   upload(self.at.control, &control, sizeof(control));
   upload(self.at.lanes, self.table.lanes.data(), bytes_of(self.table.lanes));
   upload(self.at.tasks, self.table.tasks.data(), bytes_of(self.table.tasks));
@@ -268,8 +315,16 @@ Status CudaOperatorImpl::take_b(std::int32_t r, const Matrix& b, Launch& launch)
   return Ok{};
 }
 
-Status CudaOperatorImpl::take_c(std::int32_t, const Matrix& c, Launch& launch) const {
-  launch.call.c_matrix = device_matrix(c);
+DeviceMatrix CudaOperatorImpl::window(std::int32_t r) const {
+  const Rank& of = ranks_[static_cast<std::size_t>(r)];
+  return {of.memory.data() + of.at.window, rounded(plan().spec().n), 1, 1};
+}
+
+Status CudaOperatorImpl::take_c(std::int32_t r, const Matrix& asked, Launch& launch) const {
+  launch.deliver_c = has_window();
+  const DeviceMatrix used = has_window() ? window(r) : device_matrix(asked);
+  const Matrix c{used.data, asked.rows, asked.cols, used.row_stride, used.col_stride};
+  launch.call.c_matrix = used;
   if (c.rows == 0 || c.cols == 0 || launch.call.c_matrix.wide == 0) return Ok{};
   Result<CUtensorMap> map =
       make_tensor_map(plan().spec().dtype, c.data, c.rows, c.cols, launch.call.c_matrix.row_stride, 64);

@@ -17,6 +17,7 @@ namespace mkernel {
 
 // A block of a rank's memory: sizes in bytes from the start, each aligned to 256.
 struct RankMemory {
+  std::int64_t window = 0;  // these two begin at the same place on all ranks
   std::int64_t c_slots = 0;
   std::int64_t control = 0;
   std::int64_t heads = 0;
@@ -31,9 +32,12 @@ struct RankMemory {
   std::int64_t bytes = 0;
 };
 
+// As kernels get it.
+DeviceMatrix device_matrix(const Matrix& m);
+
 class CudaOperatorImpl : public CudaOperator {
  public:
-  // What a rank keeps between launches.
+  // What a rank keeps between launches. Of one in another process, the memory and where it begins.
   struct Rank {
     DeviceHeap memory;
     RankMemory at;
@@ -56,19 +60,24 @@ class CudaOperatorImpl : public CudaOperator {
     KernelEntry kernel;
     bool copy_a = false;  // A, B are copied into own memory first
     bool copy_b = false;
+    bool deliver_c = false;  // C is in the window, and copied to the caller's afterwards
   };
 
-  CudaOperatorImpl(std::uint32_t number, const CudaOperatorConfig& config, Partition partition);
+  CudaOperatorImpl(std::uint32_t number, const CudaOperatorConfig& config, Partition partition,
+                   std::int32_t first_rank);
   ~CudaOperatorImpl() override;
 
-  // Takes all memory and fills it. `rings[rank]` may be null (one node). `mailboxes[rank]` is mapped host memory.
-  Status create(VirtualGpus& gpus, const std::vector<const DeviceRing*>& rings,
-                const std::vector<DeviceMailbox*>& mailboxes, double deadline_s);
+  // In this order: takes the memory of this process's ranks; reaches that of other processes, if there are any; fills
+  // our ranks' memory. `rings[rank]` may be null (one node). `mailboxes[rank]` is mapped host memory.
+  Status take_memory(VirtualGpus& gpus);
+  Status reach_peers(VirtualGpus& gpus, const Status& taken);
+  Status fill(VirtualGpus& gpus, const std::vector<const DeviceRing*>& rings,
+              const std::vector<DeviceMailbox*>& mailboxes, double deadline_s);
 
   std::uint32_t number() const override { return number_; }
   const Plan& plan() const override { return config_.source->plan(); }
   Partition partition() const override { return partition_; }
-  std::int64_t workspace_bytes() const override { return ranks_.empty() ? 0 : ranks_[0].memory.bytes(); }
+  std::int64_t workspace_bytes() const override { return ranks_[static_cast<std::size_t>(first_rank_)].memory.bytes(); }
   std::int64_t tasks(std::int32_t rank) const override { return ranks_[static_cast<std::size_t>(rank)].task_count; }
   const CudaOperatorConfig& config() const { return config_; }
   const HeapLayout& layout() const { return layout_; }
@@ -78,10 +87,14 @@ class CudaOperatorImpl : public CudaOperator {
   // Errors: kBadArgument, naming the matrix that lies in a way that needs any_layout.
   Result<Launch> prepare(std::int32_t rank, const GemmArguments& arguments, std::uint32_t parts);
 
-  // Bytes that create() will take on each rank.
-  static std::int64_t bytes_needed(const CudaOperatorConfig& config);
+  // Bytes that take_memory() will take for `rank`, give or take what it decides then.
+  static std::int64_t bytes_needed(const CudaOperatorConfig& config, std::int32_t rank);
 
  private:
+  // GEMM + AllReduce between processes: the node's GPUs write C into a window of each other's memory, as they cannot
+  // reach the callers' matrices.
+  bool has_window() const { return static_cast<bool>(config_.share) && plan().spec().op == Op::kGemmAllReduce; }
+  DeviceMatrix window(std::int32_t rank) const;
   RankMemory place(std::int32_t rank, const TaskTable& table) const;
   Status fill_rank(std::int32_t rank, const VirtualGpu& gpu);
   Status make_maps(Rank& rank);
@@ -93,6 +106,7 @@ class CudaOperatorImpl : public CudaOperator {
   const CudaOperatorConfig config_;
   const Partition partition_;
   const HeapLayout layout_;
+  const std::int32_t first_rank_;  // of those in this process
   std::vector<Rank> ranks_;
 };
 

@@ -46,6 +46,31 @@ __global__ void repack_kernel(Repack one, std::int64_t one_squares, std::int64_t
   }
 }
 
+constexpr int kUnit = 8;  // elements of 16 bytes
+
+// A thread per unit of a row.
+__global__ void deliver_kernel(DeviceMatrix dst, DeviceMatrix src, std::int64_t units, std::int64_t across,
+                               std::int64_t cols) {
+  auto* g_dst = static_cast<std::uint16_t*>(dst.data);
+  const auto* g_src = static_cast<const std::uint16_t*>(src.data);
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < units; i += stride) {
+    const std::int64_t row = i / across;
+    const std::int64_t col = i % across * kUnit;
+    const uint4 unit = *reinterpret_cast<const uint4*>(g_src + row * src.row_stride + col);
+    std::uint16_t* const to = g_dst + row * dst.row_stride + col * dst.col_stride;
+    if (dst.wide != 0 && col + kUnit <= cols) {
+      *reinterpret_cast<uint4*>(to) = unit;
+      continue;
+    }
+    const std::uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
+#pragma unroll
+    for (int e = 0; e < kUnit; ++e) {
+      if (col + e < cols) to[e * dst.col_stride] = static_cast<std::uint16_t>(words[e / 2] >> (e % 2 * 16));
+    }
+  }
+}
+
 __global__ void tell_c_kernel(const __grid_constant__ DeviceCall call) {
   tell_c_thread(call, ld_relaxed_gpu(&call.rank.control->epoch) + 1);
 }
@@ -85,6 +110,16 @@ void launch_repack(const Repack& one, const Repack& other, cudaStream_t stream) 
   if (blocks == 0) return;
   repack_kernel<<<static_cast<unsigned>(blocks), dim3(kSquare, kRepackRows), 0, stream>>>(
       one, squares(one), max_of(1, squares_across(one)), other, max_of(1, squares_across(other)));
+}
+
+void launch_deliver(const DeviceMatrix& dst, const DeviceMatrix& src, std::int64_t rows, std::int64_t cols,
+                    cudaStream_t stream) {
+  constexpr unsigned kBlock = 256;
+  constexpr std::int64_t kMostBlocks = 2048;
+  const std::int64_t across = ceil_div(cols, kUnit);
+  if (rows * across == 0) return;
+  const std::int64_t blocks = min_of(ceil_div(rows * across, kBlock), kMostBlocks);
+  deliver_kernel<<<static_cast<unsigned>(blocks), kBlock, 0, stream>>>(dst, src, rows * across, across, cols);
 }
 
 void launch_raise_signals(const DeviceCall& call, std::uint32_t compute_tasks, cudaStream_t stream) {

@@ -18,6 +18,11 @@ struct Repack {
 // Both in one kernel, for a launch takes longer than a small matrix; either may be empty.
 void launch_repack(const Repack& one, const Repack& other, cudaStream_t stream);
 
+// dst = src, both (rows, cols) of 16-bit elements with any strides; src is wide, and its rows may be read in whole
+// units of 16 bytes.
+void launch_deliver(const DeviceMatrix& dst, const DeviceMatrix& src, std::int64_t rows, std::int64_t cols,
+                    cudaStream_t stream);
+
 // Raises the signals of all compute tasks of the rank's current epoch.
 void launch_raise_signals(const DeviceCall& call, std::uint32_t compute_tasks, cudaStream_t stream);
 

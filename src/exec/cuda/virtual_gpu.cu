@@ -34,7 +34,7 @@ void set_environment() {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }
 
-Result<std::vector<Device>> find_devices(const Topology& topo) {
+Result<std::vector<Device>> find_devices(const VirtualGpuOptions& options) {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess || count == 0) {
@@ -43,11 +43,18 @@ Result<std::vector<Device>> find_devices(const Topology& topo) {
                  fmt::format("this machine has no CUDA GPU that can be used ({})",
                              status == cudaSuccess ? "none is visible" : cudaGetErrorString(status))};
   }
-  // Neighbouring ranks, which are GPUs of one node, go to the same device.
-  const Split split{topo.world(), std::min(topo.world(), count)};
   std::vector<Device> devices;
-  for (int i = 0; i < split.parts; ++i) {
-    Device device{i, 0, 0, static_cast<std::int32_t>(split.begin(i)), static_cast<std::int32_t>(split.size(i))};
+  if (options.own_rank >= 0) {
+    devices.push_back({options.local_index % count, 0, 0, options.own_rank, 1});
+  } else {
+    // Neighbouring ranks, which are GPUs of one node, go to the same device.
+    const Split split{options.topo.world(), std::min(options.topo.world(), count)};
+    for (int i = 0; i < split.parts; ++i) {
+      devices.push_back({i, 0, 0, static_cast<std::int32_t>(split.begin(i)), static_cast<std::int32_t>(split.size(i))});
+    }
+  }
+  for (Device& device : devices) {
+    const int i = device.index;
     int major = 0;
     int minor = 0;
     for (const auto& [value, attribute] :
@@ -61,7 +68,6 @@ Result<std::vector<Device>> find_devices(const Topology& topo) {
                    fmt::format("GPU {} has compute capability {}.{}, but the kernels are built for 9.0 (Hopper)", i,
                                major, minor)};
     }
-    devices.push_back(device);
   }
   return devices;
 }
@@ -125,12 +131,17 @@ Result<int> choose_sms(const DriverApi& api, const std::vector<Device>& devices,
 
 class VirtualGpusImpl final : public VirtualGpus {
  public:
+  explicit VirtualGpusImpl(std::int32_t first_rank) : first_rank_(first_rank) {}
   ~VirtualGpusImpl() override;
 
   Status add_whole(const Device& device);
   Status add_divided(const DriverApi& api, const Device& device, int sms);
 
-  const VirtualGpu& rank(std::int32_t rank) const override { return ranks_.at(static_cast<std::size_t>(rank)).gpu; }
+  bool has(std::int32_t rank) const override {
+    return rank >= first_rank_ && rank < first_rank_ + static_cast<std::int32_t>(ranks_.size());
+  }
+  const VirtualGpu& rank(std::int32_t rank) const override { return at(rank).gpu; }
+  const VirtualGpu& first() const override { return ranks_.front().gpu; }
   Result<cudaStream_t> new_stream(std::int32_t rank, bool high_priority) override;
   cudaStream_t spare_stream(int device) const override;
   int spare_sms(int device) const override;
@@ -155,9 +166,14 @@ class VirtualGpusImpl final : public VirtualGpus {
     CUgreenCtx green = nullptr;
   };
 
+  const Rank& at(std::int32_t rank) const {
+    MK_CHECK(has(rank));
+    return ranks_[static_cast<std::size_t>(rank - first_rank_)];
+  }
   Result<CUgreenCtx> make_green(const DriverApi& api, const Device& device, CUdevResource& sms);
   Result<cudaStream_t> make_stream(int device, CUgreenCtx green, bool high_priority);
 
+  const std::int32_t first_rank_;
   std::vector<Rank> ranks_;
   std::vector<Spare> spares_;
   std::vector<int> devices_;
@@ -247,7 +263,7 @@ Status VirtualGpusImpl::add_divided(const DriverApi& api, const Device& device, 
 }
 
 Result<cudaStream_t> VirtualGpusImpl::new_stream(std::int32_t rank, bool high_priority) {
-  const Rank& of = ranks_.at(static_cast<std::size_t>(rank));
+  const Rank& of = at(rank);
   return make_stream(of.gpu.device, of.green, high_priority);
 }
 
@@ -271,7 +287,7 @@ Result<std::unique_ptr<VirtualGpus>> VirtualGpus::create(const VirtualGpuOptions
   if (options.topo.nodes < 1 || options.topo.gpus < 1) return bad_argument("a world has at least one node and one GPU");
   if (options.sms < 0 || options.spare_sms < 0) return bad_argument("numbers of SMs cannot be negative");
   set_environment();
-  Result<std::vector<Device>> devices = find_devices(options.topo);
+  Result<std::vector<Device>> devices = find_devices(options);
   if (!devices) return devices.error();
   const Result<const DriverApi*> api = driver_api();
   if (!api) return api.error();
@@ -283,7 +299,7 @@ Result<std::unique_ptr<VirtualGpus>> VirtualGpus::create(const VirtualGpuOptions
     if (got != CUDA_SUCCESS) return driver_error(got, doing);
   }
 
-  auto gpus = std::make_unique<VirtualGpusImpl>();
+  auto gpus = std::make_unique<VirtualGpusImpl>(devices->front().first_rank);
   const bool alone = devices->front().ranks == 1;
   const bool whole = alone && std::all_of(devices->begin(), devices->end(),
                                           [&](const Device& d) { return options.sms == 0 || options.sms == d.sms; });

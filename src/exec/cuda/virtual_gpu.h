@@ -16,6 +16,10 @@ struct VirtualGpuOptions {
   Topology topo;
   int sms = 0;        // per rank; 0: as many as there are
   int spare_sms = 0;  // SMs per GPU, at least, that no rank gets (for the wire), where ranks share a GPU
+  // Where the other ranks run in other processes: ours, and our place among the processes of this host, which take the
+  // GPUs in turn. Several may get the same: then the driver lets their kernels run in turn, some ms each.
+  std::int32_t own_rank = -1;
+  int local_index = 0;
 };
 
 // What one rank owns.
@@ -35,7 +39,10 @@ class VirtualGpus {
   static Result<std::unique_ptr<VirtualGpus>> create(const VirtualGpuOptions& options);
   virtual ~VirtualGpus() = default;
 
-  virtual const VirtualGpu& rank(std::int32_t rank) const = 0;
+  // Whether it runs in this process.
+  virtual bool has(std::int32_t rank) const = 0;
+  virtual const VirtualGpu& rank(std::int32_t rank) const = 0;  // has(rank)
+  virtual const VirtualGpu& first() const = 0;                  // of this process's ranks
   // Another stream on the rank's SMs; `high_priority` for communication kernels of baselines. Destroyed with *this.
   virtual Result<cudaStream_t> new_stream(std::int32_t rank, bool high_priority) = 0;
   // A stream confined to the SMs of `device` that no rank owns; null when there is none.

@@ -284,6 +284,7 @@ TEST_P(ConformanceTest, HeapsAreRegisteredAThousandTimesWhileAnotherIsWrittenTo)
   }
 }
 
+// libfabric 1.17 crashed here in one of six runs as long as bytes and immediates were one write.
 TEST_P(ConformanceTest, EndpointsCloseWithPutsInFlightAndNewOnesWork) {
   for (int round = 0; round < 6; ++round) {
     TestNetwork net(GetParam(), {.world = 3, .heap_bytes = 4 * kMiB, .queue_depth = 32});

@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "base/check.h"
@@ -101,20 +102,22 @@ class LibfabricEndpoint final : public ProcessEndpoint {
   // A put in flight.
   struct Flight {
     Put put;
-    std::int32_t next_piece = 0;   // the first that is not posted
-    std::int32_t pieces_left = 0;  // posted or not, whose completion has not come
+    std::int32_t next = 0;  // the first write that is not posted
+    std::int32_t left = 0;  // writes, posted or not, whose completion has not come
     bool failed = false;
   };
   // What libfabric hands back with a completion. Its own part comes first, as FI_CONTEXT2 demands.
-  struct Piece {
+  struct Write {
     fi_context2 context;
     std::int32_t flight = 0;
   };
 
   Flight& flight(std::int32_t index) { return flights_[static_cast<std::size_t>(index)]; }
-  ssize_t post_piece(std::int32_t index);
+  // Of a put: one per piece, or two, its bytes and then what says that they have come.
+  std::int32_t writes_per_put() const { return pieces_ * (bytes_first_ ? 2 : 1); }
+  ssize_t post_write(std::int32_t index);
   void post_waiting();
-  bool piece_done(std::int32_t index, TransportEvent& event);
+  bool write_done(std::int32_t index, TransportEvent& event);
   bool handle(const fi_cq_data_entry& entry, TransportEvent& event);
   bool handle_error(TransportEvent& event);
   // order: with the pointer comes the whole heap; pairs with add_heap().
@@ -122,6 +125,9 @@ class LibfabricEndpoint final : public ProcessEndpoint {
 
   std::int32_t rank_;
   std::int32_t pieces_;
+  // The provider keeps writes in order. Then a piece's bytes go without an immediate, and an empty write brings it: the
+  // tcp of libfabric 1.17 crashes when a connection ends in the middle of an arriving write that has one.
+  bool bytes_first_ = false;
   FabricOptions options_;
   std::string address_;
   std::string last_error_;
@@ -138,10 +144,10 @@ class LibfabricEndpoint final : public ProcessEndpoint {
   std::uint64_t next_key_ = 1;
   std::vector<fi_addr_t> peers_;  // by rank
   std::vector<Flight> flights_;
-  std::vector<Piece> piece_contexts_;  // flight * pieces + piece
+  std::vector<Write> contexts_;  // flight * writes_per_put() + write
   std::vector<std::int32_t> free_flights_;
-  std::vector<std::int32_t> waiting_flights_;  // accepted, but not all pieces posted
-  std::vector<std::int32_t> lost_flights_;     // have a piece that cannot be posted, and nobody has been told yet
+  std::vector<std::int32_t> waiting_flights_;  // accepted, but not all writes posted
+  std::vector<std::int32_t> lost_flights_;     // have a write that cannot be posted, and nobody has been told yet
   Nanos last_poll_ = 0;
   Nanos last_news_ = 0;
 };
@@ -151,17 +157,13 @@ LibfabricEndpoint::LibfabricEndpoint(std::int32_t rank, std::int32_t world, cons
       pieces_(options.pieces),
       options_(options),
       peers_(static_cast<std::size_t>(world), FI_ADDR_UNSPEC),
-      flights_(static_cast<std::size_t>(options.queue_depth)),
-      piece_contexts_(flights_.size() * static_cast<std::size_t>(options.pieces)) {
+      flights_(static_cast<std::size_t>(options.queue_depth)) {
   MK_CHECK(options.queue_depth >= 1 && options.pieces >= 1);
   MK_CHECK(rank >= 0 && rank < world && world <= 1 << 16);
   free_flights_.reserve(flights_.size());
   waiting_flights_.reserve(flights_.size());
   lost_flights_.reserve(flights_.size());
   for (std::int32_t i = options.queue_depth; i-- > 0;) free_flights_.push_back(i);
-  for (std::size_t i = 0; i < piece_contexts_.size(); ++i) {
-    piece_contexts_[i].flight = static_cast<std::int32_t>(i / static_cast<std::size_t>(pieces_));
-  }
 }
 
 Status LibfabricEndpoint::open() {
@@ -179,6 +181,12 @@ Status LibfabricEndpoint::open() {
                              "-l lists what there is)",
                              options_.provider, where, error_text(code))};
   }
+  bytes_first_ = (info_->tx_attr->msg_order & info_->rx_attr->msg_order & FI_ORDER_RMA_WAW) != 0 &&
+                 info_->ep_attr->max_order_waw_size == std::numeric_limits<std::size_t>::max();
+  contexts_.resize(flights_.size() * static_cast<std::size_t>(writes_per_put()));
+  for (std::size_t i = 0; i < contexts_.size(); ++i) {
+    contexts_[i].flight = static_cast<std::int32_t>(i / static_cast<std::size_t>(writes_per_put()));
+  }
   fid_fabric* fabric = nullptr;
   if ((code = fabric_library().fabric(info_->fabric_attr, &fabric, nullptr)) != 0) return failed("fi_fabric", code);
   fabric_.reset(fabric);
@@ -193,7 +201,7 @@ Status LibfabricEndpoint::open() {
   peers_table_.reset(av);
   fi_cq_attr cq_attr = {};
   cq_attr.format = FI_CQ_FORMAT_DATA;
-  cq_attr.size = std::max<std::size_t>(4096, piece_contexts_.size());
+  cq_attr.size = std::max<std::size_t>(4096, contexts_.size());
   fid_cq* cq = nullptr;
   if ((code = fi_cq_open(domain, &cq_attr, &cq, nullptr)) != 0) return failed("fi_cq_open", code);
   completions_.reset(cq);
@@ -273,60 +281,71 @@ PostStatus LibfabricEndpoint::post(const Put& put, Nanos now) {
   MK_CHECK(put.bytes >= 0 && put.src_offset >= 0 && put.src_offset + put.bytes <= heap->bytes);
   MK_CHECK(put.dst_offset >= 0 && put.dst_offset + put.bytes <= heap->bytes);
   const std::int32_t index = free_flights_.back();
-  flight(index) = {put, 0, pieces_, false};
-  const ssize_t code = post_piece(index);
+  flight(index) = {put, 0, writes_per_put(), false};
+  const ssize_t code = post_write(index);
   // Nothing was posted: its queue to this peer is full, or the connection to it is still being made.
   if (code == -FI_EAGAIN) return PostStatus::kAgain;
   if (code != 0) {
-    last_error_ = fmt::format("fi_writedata says {}", error_text(static_cast<int>(code)));
+    last_error_ = fmt::format("posting a write says {}", error_text(static_cast<int>(code)));
     return PostStatus::kFatal;
   }
   free_flights_.pop_back();
   bytes_sent_[put.op].fetch_add(put.bytes, std::memory_order_relaxed);
   last_news_ = now;
-  if (pieces_ > 1) {
+  if (flight(index).next < writes_per_put()) {
     waiting_flights_.push_back(index);
     post_waiting();
   }
   return PostStatus::kPosted;
 }
 
-// Posts the next piece of a flight. Returns what libfabric says; unless that is 0, nothing happened.
-ssize_t LibfabricEndpoint::post_piece(std::int32_t index) {
+// Posts the next write of a flight. Returns what libfabric says; unless that is 0, nothing happened.
+ssize_t LibfabricEndpoint::post_write(std::int32_t index) {
   Flight& f = flight(index);
   const Put& put = f.put;
   Heap& heap = *find_heap(put.op);
   const Split split{put.bytes, pieces_};
-  const RemoteHeap& remote = heap.remotes[static_cast<std::size_t>(put.dst_rank)];
-  const std::int64_t begin = split.begin(f.next_piece);
+  const std::int32_t writes_per_piece = bytes_first_ ? 2 : 1;
+  const std::int32_t piece = f.next / writes_per_piece;
+  const std::int64_t begin = split.begin(piece);
+  const auto bytes = static_cast<std::size_t>(split.size(piece));
+  if (bytes_first_ && f.next % 2 == 0 && bytes == 0) {
+    ++f.next;
+    --f.left;
+  }
+  const bool only_bytes = bytes_first_ && f.next % 2 == 0;
   const std::uint64_t data = encode(Immediate{put.op, static_cast<std::uint32_t>(put.epoch & 0xff),
                                               static_cast<std::uint32_t>(rank_), static_cast<std::uint64_t>(put.flag)});
-  Piece& piece = piece_contexts_[static_cast<std::size_t>(index) * static_cast<std::size_t>(pieces_) +
-                                 static_cast<std::size_t>(f.next_piece)];
+  Write& write = contexts_[static_cast<std::size_t>(index) * static_cast<std::size_t>(writes_per_put()) +
+                           static_cast<std::size_t>(f.next)];
+  std::byte* const from = heap.data + put.src_offset + begin;
+  const RemoteHeap& remote = heap.remotes[static_cast<std::size_t>(put.dst_rank)];
+  const std::uint64_t to = remote.address + static_cast<std::uint64_t>(put.dst_offset + begin);
+  const fi_addr_t peer = peers_[static_cast<std::size_t>(put.dst_rank)];
+  void* const region = fi_mr_desc(heap.region.get());
   // order: the source's bytes were written before the put's record was published, which our thread has acquired
   // (CommandRing::peek()), and libfabric reads them on this thread or hands them to hardware with its own fence.
-  const ssize_t code = fi_writedata(
-      endpoint_.get(), heap.data + put.src_offset + begin, static_cast<std::size_t>(split.size(f.next_piece)),
-      fi_mr_desc(heap.region.get()), data, peers_[static_cast<std::size_t>(put.dst_rank)],
-      remote.address + static_cast<std::uint64_t>(put.dst_offset + begin), remote.key, &piece.context);
-  if (code == 0) ++f.next_piece;
+  const ssize_t code = only_bytes ? fi_write(endpoint_.get(), from, bytes, region, peer, to, remote.key, &write.context)
+                                  : fi_writedata(endpoint_.get(), from, bytes_first_ ? 0 : bytes, region, data, peer,
+                                                 to, remote.key, &write.context);
+  if (code == 0) ++f.next;
   return code;
 }
 
-// Posts what is left of puts that were accepted before all their pieces had room.
+// Posts what is left of puts that were accepted before all their writes had room.
 void LibfabricEndpoint::post_waiting() {
   std::size_t kept = 0;
   for (const std::int32_t index : waiting_flights_) {
     Flight& f = flight(index);
     ssize_t code = 0;
-    while (f.next_piece < pieces_ && (code = post_piece(index)) == 0) {
+    while (f.next < writes_per_put() && (code = post_write(index)) == 0) {
     }
-    if (f.next_piece == pieces_) continue;
+    if (f.next == writes_per_put()) continue;
     if (code != -FI_EAGAIN) {
-      last_error_ = fmt::format("fi_writedata says {}", error_text(static_cast<int>(code)));
-      // The pieces that are posted still complete; one of the others stands for all that never will be.
+      last_error_ = fmt::format("posting a write says {}", error_text(static_cast<int>(code)));
+      // The writes that are posted still complete; one of the others stands for all that never will be.
       f.failed = true;
-      f.pieces_left -= pieces_ - f.next_piece - 1;
+      f.left -= writes_per_put() - f.next - 1;
       lost_flights_.push_back(index);
       continue;
     }
@@ -340,7 +359,7 @@ int LibfabricEndpoint::poll(Nanos now, std::span<TransportEvent> events) {
   if (!waiting_flights_.empty()) post_waiting();
   std::size_t count = 0;
   while (count < events.size() && !lost_flights_.empty()) {
-    if (piece_done(lost_flights_.back(), events[count])) ++count;
+    if (write_done(lost_flights_.back(), events[count])) ++count;
     lost_flights_.pop_back();
   }
   std::array<fi_cq_data_entry, kEntriesPerRead> entries;
@@ -365,7 +384,7 @@ int LibfabricEndpoint::poll(Nanos now, std::span<TransportEvent> events) {
 // Turns a completion into an event; false when it is none yet.
 bool LibfabricEndpoint::handle(const fi_cq_data_entry& entry, TransportEvent& event) {
   if ((entry.flags & FI_REMOTE_CQ_DATA) == 0) {
-    return piece_done(static_cast<const Piece*>(entry.op_context)->flight, event);
+    return write_done(static_cast<const Write*>(entry.op_context)->flight, event);
   }
   const Immediate immediate = decode_immediate(entry.data);
   Heap* heap = find_heap(immediate.op);
@@ -375,7 +394,7 @@ bool LibfabricEndpoint::handle(const fi_cq_data_entry& entry, TransportEvent& ev
     if (static_cast<std::int64_t>(epoch - heap->last_epoch) > 0) heap->last_epoch = epoch;
   }
   // order: libfabric reports a remote write when its bytes are in memory, to the thread that reads the completion,
-  // which is the one that stamps; pairs with post_piece() on the sender.
+  // which is the one that stamps; pairs with post_write() on the sender.
   event = {EventKind::kArrived,
            static_cast<std::int32_t>(immediate.sender),
            0,
@@ -385,10 +404,10 @@ bool LibfabricEndpoint::handle(const fi_cq_data_entry& entry, TransportEvent& ev
   return true;
 }
 
-bool LibfabricEndpoint::piece_done(std::int32_t index, TransportEvent& event) {
+bool LibfabricEndpoint::write_done(std::int32_t index, TransportEvent& event) {
   Flight& f = flight(index);
-  MK_CHECK_OP(f.pieces_left, >, 0);
-  if (--f.pieces_left > 0) return false;
+  MK_CHECK_OP(f.left, >, 0);
+  if (--f.left > 0) return false;
   const Put& put = f.put;
   event = {f.failed ? EventKind::kFailed : EventKind::kSent, put.dst_rank, put.id, put.op, put.epoch, put.flag};
   free_flights_.push_back(index);
@@ -402,11 +421,11 @@ bool LibfabricEndpoint::handle_error(TransportEvent& event) {
   const char* detail = fi_cq_strerror(completions_.get(), error.prov_errno, error.err_data, text.data(), text.size());
   last_error_ = error_text(error.err);
   if (detail != nullptr && last_error_ != detail) last_error_ += fmt::format(" ({})", detail);
-  const auto* piece = static_cast<const Piece*>(error.op_context);
+  const auto* write = static_cast<const Write*>(error.op_context);
   // An error that belongs to no write of ours: a peer's connection that broke. Its own puts fail by themselves.
-  if (piece < piece_contexts_.data() || piece >= piece_contexts_.data() + piece_contexts_.size()) return false;
-  flight(piece->flight).failed = true;
-  return piece_done(piece->flight, event);
+  if (write < contexts_.data() || write >= contexts_.data() + contexts_.size()) return false;
+  flight(write->flight).failed = true;
+  return write_done(write->flight, event);
 }
 
 Nanos LibfabricEndpoint::next_event() const {

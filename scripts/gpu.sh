@@ -40,7 +40,7 @@ for part in $parts; do
     tests)
       run tests_gpu 240 "$build/tests_gpu_test"
       # Processes that share the GPU run in turn, so this takes its time.
-      run gpu_processes 240 env MKERNEL_CLI="$build/mkernel" "$build/tests_cli_test" --gtest_filter='GpuProcesses*'
+      run gpu_processes 240 env MKERNEL_CLI="$build/mkernel" "$build/tests_cli_test" --gtest_filter='GpuProcesses*:GpuNodes*'
       for program in gpu_stream_test plan_device_test wire_test cuda_network_test; do
         [[ -x $build/$program ]] && run "$program" 120 "$build/$program"
       done

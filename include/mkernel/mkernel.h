@@ -69,7 +69,7 @@ struct WorldOptions {
   // Device::kCuda with several nodes: moves the network's bytes with the copy engine, not on SMs that no rank has.
   bool copy_engine_wire = false;
   std::function<void(const std::string&)> on_warning;
-  Processes processes;  // Device::kHost; Device::kCuda with one node
+  Processes processes;  // Device::kHost and kCuda
 };
 
 // A matrix of the caller. Strides are in elements and may be any non-negative values that do not overlap for outputs;

@@ -276,7 +276,9 @@ Status Operator::Impl::create_cuda(bool any_layout) {
   if (!added.ok()) return added.error();
   cuda = *added;
   partition = cuda->partition();
-  return Ok{};
+  if (group == nullptr || group->endpoint() == nullptr) return Ok{};
+  const HeapMemory heap = world->cuda->network_heap(cuda);
+  return group->share_heap(number, heap.data, heap.bytes, config.start_epoch);
 }
 
 void Operator::Impl::remove_cuda() {

@@ -56,12 +56,6 @@ Status check_processes(const WorldOptions& options) {
   if (options.device == Device::kSim) {
     return bad_argument("several processes are given: Device::kSim simulates all ranks in one");
   }
-  if (options.device == Device::kCuda && options.nodes > 1) {
-    return Error{ErrorKind::kUnsupported,
-                 fmt::format("several processes are given, with {} nodes: so far GPUs of different processes are "
-                             "connected only within a node: take nodes 1, or one process for all ranks",
-                             options.nodes)};
-  }
   if (processes.size < 2 || processes.rank >= processes.size) {
     return bad_argument(
         fmt::format("processes.rank is {} of {}: there must be at least 2, and it less than their number",
@@ -152,6 +146,7 @@ Result<std::unique_ptr<CudaExecutor>> create_cuda(const WorldOptions& options, P
   if (group != nullptr) {
     cuda.own_rank = group->rank();
     cuda.local_index = group->local_index();
+    cuda.endpoint = group->endpoint();
     cuda.on_failure = [&bootstrap = group->bootstrap()](const Error& error) { bootstrap.tell_failure(error); };
   }
   return CudaExecutor::create(cuda);

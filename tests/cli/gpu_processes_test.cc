@@ -1,11 +1,14 @@
-// Processes with a rank each on GPUs of one node, which reach each other's memory by file descriptor. Where there are
+// Processes with a rank each on GPUs: those of a node reach each other's memory by file descriptor. Where there are
 // fewer GPUs than processes the driver lets their kernels run in turn, so this is about results and not about speed.
 #include <gtest/gtest.h>
+
+#include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
 #include "mkernel/mkernel.h"
 #include "tests/cli/rank_processes.h"
+#include "world/network.h"
 
 namespace mkernel::cli {
 namespace {
@@ -66,12 +69,40 @@ TEST_F(GpuProcessesTest, AKilledProcessIsNamedByAllOthers) {
   }
 }
 
-TEST_F(GpuProcessesTest, SeveralNodesAreRefused) {
-  start(2, "run gemm_ar --device cuda --nodes 2 --gpus 1 --m 64 --n 64 --k 64");
-  ASSERT_TRUE(finish(20));
-  for (const Rank& rank : ranks_) {
-    EXPECT_EQ(rank.code, 2) << rank.err;
-    EXPECT_NE(rank.err.find("nodes 1"), std::string::npos) << rank.err;
+// Nodes are joined by libfabric, through host memory.
+class GpuNodesTest : public GpuProcessesTest {
+ protected:
+  void SetUp() override {
+    if (const std::string obstacle = network_obstacle("libfabric"); !obstacle.empty()) GTEST_SKIP() << obstacle;
+    GpuProcessesTest::SetUp();
+  }
+};
+
+TEST_F(GpuNodesTest, EveryOperatorIsRight) {
+  for (const auto& [nodes, gpus] : {std::pair{2, 1}, std::pair{3, 1}, std::pair{2, 2}}) {
+    for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+      SCOPED_TRACE(fmt::format("{} on {} x {}", op, nodes, gpus));
+      start(nodes * gpus, fmt::format("run {} --device cuda --nodes {} --gpus {} --m 530 --n 301 --k 200 --repeat 5 "
+                                      "--deadline 60 --json",
+                                      op, nodes, gpus));
+      expect_good();
+      const auto report = nlohmann::json::parse(ranks_[0].out);
+      EXPECT_EQ(report["check"]["ok"], true);
+      EXPECT_EQ(report["processes"], nodes * gpus);
+      EXPECT_EQ(report["network"]["bytes"], report["network"]["bytes_bound"]);
+    }
+  }
+}
+
+TEST_F(GpuNodesTest, AKilledProcessIsNamedByAllOthers) {
+  start(3, "run gemm_ar --device cuda --nodes 3 --gpus 1 --m 512 --n 512 --k 256 --repeat 1000000 --no-check");
+  std::this_thread::sleep_for(std::chrono::seconds(4));
+  kill(ranks_[1].process, SIGKILL);
+  ASSERT_TRUE(finish(30)) << "somebody hangs";
+  for (const int rank : {0, 2}) {
+    const Rank& survivor = ranks_[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(survivor.code, 3) << survivor.err;
+    EXPECT_NE(survivor.err.find("rank 1 died"), std::string::npos) << survivor.err;
   }
 }
 

@@ -16,6 +16,7 @@
 #include "exec/cuda/cuda_operator.h"
 #include "exec/cuda/driver.h"
 #include "exec/cuda/format.h"
+#include "exec/cuda/staged_network.h"
 #include "exec/cuda/support_kernels.h"
 #include "exec/host/doorbell.h"
 #include "exec/host/launch_log.h"
@@ -63,6 +64,7 @@ class Executor : public CudaExecutor {
   Status wait(CudaOperator* op, std::int32_t rank) override;
   Result<DeviceTimes> times(CudaOperator* op, std::int32_t rank) override;
   std::int64_t network_bytes(const CudaOperator* op) const override;
+  HeapMemory network_heap(const CudaOperator* op) const override { return network_->open_heap(op->number()); }
   void fail(Error error) override;
   Failure& failure() override { return failure_; }
 
@@ -73,7 +75,7 @@ class Executor : public CudaExecutor {
   void* stream(std::int32_t rank) const override { return gpus_->rank(rank).stream; }
   Result<void*> new_stream(std::int32_t rank, bool high_priority) override;
   void set_link(double bytes_per_ns, Nanos latency_ns) override {
-    if (network_) network_->set_link(bytes_per_ns, latency_ns);
+    if (link_) link_->set_link(bytes_per_ns, latency_ns);
   }
 
  private:
@@ -85,6 +87,7 @@ class Executor : public CudaExecutor {
   };
 
   Status allow_shared_memory();
+  Status start_network();
   Status check_operator(const CudaOperatorConfig& config) const;
   // Our ranks' place in the log: that of processes knows one only.
   std::int32_t log_rank(std::int32_t rank) const { return options_.own_rank < 0 ? rank : 0; }
@@ -97,9 +100,10 @@ class Executor : public CudaExecutor {
 
   const CudaExecutorOptions options_;
   std::unique_ptr<VirtualGpus> gpus_;
-  std::vector<std::int32_t> ranks_;       // in this process
-  std::unique_ptr<CudaNetwork> network_;  // null with one node
-  DeviceMailbox* mailboxes_ = nullptr;    // mapped host memory; operator-major, by rank
+  std::vector<std::int32_t> ranks_;         // in this process
+  std::unique_ptr<DeviceNetwork> network_;  // null with one node
+  CudaNetwork* link_ = nullptr;             // the same, where all ranks are in this process
+  DeviceMailbox* mailboxes_ = nullptr;      // mapped host memory; operator-major, by rank
   Failure failure_;
 
   std::mutex create_mutex_;  // one operator is made at a time; taken before mutex_
@@ -124,18 +128,38 @@ Status Executor::start() {
   }
   for (std::size_t i = 0; i < boxes; ++i) mailboxes_[i] = {};
   if (options_.topo.nodes > 1) {
-    CudaNetworkOptions network;
-    network.topo = options_.topo;
-    network.link = options_.link;
-    network.ring_depth = options_.ring_depth;
-    network.wire = options_.copy_engine ? WireKind::kCopyEngine : WireKind::kAuto;
-    network.max_post_failures_ns = nanos(options_.deadline_s);
-    network.on_failure = [this](Error error) { fail(std::move(error)); };
-    Result<std::unique_ptr<CudaNetwork>> made = CudaNetwork::create(*gpus_, network);
-    if (!made.ok()) return made.error();
-    network_ = std::move(*made);
+    if (Status status = start_network(); !status.ok()) return status;
   }
   watcher_ = std::thread([this] { watch(); });
+  return Ok{};
+}
+
+Status Executor::start_network() {
+  const auto on_failure = [this](Error error) { fail(std::move(error)); };
+  if (options_.own_rank >= 0) {
+    StagedNetworkOptions staged;
+    staged.topo = options_.topo;
+    staged.rank = options_.own_rank;
+    staged.endpoint = options_.endpoint;
+    staged.ring_depth = options_.ring_depth;
+    staged.max_post_failures_ns = nanos(options_.deadline_s);
+    staged.on_failure = on_failure;
+    Result<std::unique_ptr<DeviceNetwork>> made = create_staged_network(*gpus_, staged);
+    if (!made.ok()) return made.error();
+    network_ = std::move(*made);
+    return Ok{};
+  }
+  CudaNetworkOptions network;
+  network.topo = options_.topo;
+  network.link = options_.link;
+  network.ring_depth = options_.ring_depth;
+  network.wire = options_.copy_engine ? WireKind::kCopyEngine : WireKind::kAuto;
+  network.max_post_failures_ns = nanos(options_.deadline_s);
+  network.on_failure = on_failure;
+  Result<std::unique_ptr<CudaNetwork>> made = CudaNetwork::create(*gpus_, network);
+  if (!made.ok()) return made.error();
+  link_ = made->get();
+  network_ = std::move(*made);
   return Ok{};
 }
 
@@ -217,9 +241,11 @@ Result<CudaOperator*> Executor::add_operator(const CudaOperatorConfig& config) {
   }
   if (Status status = op->fill(*gpus_, rings, mailboxes, options_.deadline_s); !status.ok()) return status.error();
 
+  if (network_) {
+    Status added = network_->add_operator(number, config.source, op->layout(), config.start_epoch, op->heaps());
+    if (!added.ok()) return added.error();
+  }
   std::lock_guard<std::mutex> lock(mutex_);
-  if (failure_.happened()) return failure_.later_error();
-  if (network_) network_->add_operator(number, config.source, op->layout(), config.start_epoch, op->heaps());
   names_[number] = name_of(*op);
   operators_[number] = std::move(op);
   ++operator_count_;

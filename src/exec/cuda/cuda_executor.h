@@ -15,6 +15,7 @@
 #include "mkernel/mkernel.h"
 #include "mkernel/result.h"
 #include "net/local/local_transport.h"
+#include "net/process_endpoint.h"
 #include "plan/plan.h"
 
 namespace mkernel {
@@ -32,6 +33,7 @@ struct CudaExecutorOptions {
   // failure is told.
   std::int32_t own_rank = -1;
   int local_index = 0;
+  ProcessEndpoint* endpoint = nullptr;  // between nodes
   std::function<void(const Error&)> on_failure;
 };
 
@@ -88,7 +90,9 @@ class CudaExecutor {
   // When things happened in the last complete call of `op` on `rank`. Nothing is under way.
   virtual Result<DeviceTimes> times(CudaOperator* op, std::int32_t rank) = 0;
 
-  virtual std::int64_t network_bytes(const CudaOperator* op) const = 0;  // posted so far, over all ranks
+  virtual std::int64_t network_bytes(const CudaOperator* op) const = 0;  // posted so far, over all ranks here
+  // What stands for the operator's heap in the network between processes, to be opened to the others.
+  virtual HeapMemory network_heap(const CudaOperator* op) const = 0;
   virtual void fail(Error error) = 0;
   virtual Failure& failure() = 0;
 

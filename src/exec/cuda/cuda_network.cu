@@ -75,8 +75,8 @@ class GpuNetwork final : public CudaNetwork {
   // Throws std::system_error when the system has no more threads.
   void start();
 
-  void add_operator(std::uint32_t number, std::shared_ptr<const PlanSource> source, const HeapLayout& layout,
-                    std::uint64_t start_epoch, std::vector<std::byte*> heaps) override;
+  Status add_operator(std::uint32_t number, std::shared_ptr<const PlanSource> source, const HeapLayout& layout,
+                      std::uint64_t start_epoch, std::vector<std::byte*> heaps) override;
   void remove_operator(std::uint32_t number) override;
   void wake() override { wakes_.fetch_add(1, std::memory_order_relaxed); }  // order: none, it publishes nothing
   const DeviceRing* rings(std::int32_t rank) const override { return rings_.table(rank); }
@@ -170,12 +170,13 @@ void GpuNetwork::start() {
   for (auto& worker : workers_) worker->thread = std::thread([this, w = worker.get()] { run(*w); });
 }
 
-void GpuNetwork::add_operator(std::uint32_t number, std::shared_ptr<const PlanSource> source, const HeapLayout& layout,
-                              std::uint64_t start_epoch, std::vector<std::byte*> heaps) {
+Status GpuNetwork::add_operator(std::uint32_t number, std::shared_ptr<const PlanSource> source,
+                                const HeapLayout& layout, std::uint64_t start_epoch, std::vector<std::byte*> heaps) {
   const std::lock_guard<std::mutex> lock(mutex_);
   landing_.add_operator(number, source->plan().flag_count(), std::move(heaps));
   for (Rank& r : ranks_) r.proxy->add_operator(number, source.get(), layout, start_epoch);
   sources_.push_back(std::move(source));
+  return Ok{};
 }
 
 void GpuNetwork::remove_operator(std::uint32_t number) {

@@ -12,12 +12,10 @@
 #include <memory>
 #include <vector>
 
-#include "exec/cuda/device_ring.h"
+#include "exec/cuda/device_network.h"
 #include "exec/cuda/virtual_gpu.h"
 #include "mkernel/result.h"
 #include "net/local/local_transport.h"
-#include "plan/heap_layout.h"
-#include "plan/plan.h"
 
 namespace mkernel {
 
@@ -37,29 +35,14 @@ struct CudaNetworkOptions {
   std::function<void()> on_poll;          // called by proxy threads now and then (at least every 10 ms); must be quick
 };
 
-class CudaNetwork {
+class CudaNetwork : public DeviceNetwork {
  public:
   // Errors: kOutOfMemory, kUnsupported.
   static Result<std::unique_ptr<CudaNetwork>> create(VirtualGpus& gpus, const CudaNetworkOptions& options);
-  // Stops wire and threads. No kernel that uses a ring is running any more.
-  virtual ~CudaNetwork() = default;
 
-  // `heaps[rank]` are device addresses; they and `source` stay valid until remove_operator().
-  virtual void add_operator(std::uint32_t number, std::shared_ptr<const PlanSource> source, const HeapLayout& layout,
-                            std::uint64_t start_epoch, std::vector<std::byte*> heaps) = 0;
-  // All its calls are complete, or the world has failed. When it returns, nothing touches the heaps any more.
-  virtual void remove_operator(std::uint32_t number) = 0;
-  // A call is about to be launched: makes ready what has been idle for long. Else the first records find the wire at
-  // rest and start it, which takes some 10 us, and, should another thread be inside a call that waits for the whole
-  // GPU, as cudaFree does, may have to wait for that.
-  virtual void wake() = 0;
-  // A table in GPU memory of `rank`, by destination node; the entry of the own node is empty.
-  virtual const DeviceRing* rings(std::int32_t rank) const = 0;
-  // Bytes that `rank` has posted so far, and those that all ranks have posted for operator `number`, which is there.
+  HeapMemory open_heap(std::uint32_t) override { return {}; }
+  // Bytes that `rank` has posted so far.
   virtual std::int64_t bytes_posted(std::int32_t rank) const = 0;
-  virtual std::int64_t operator_bytes(std::uint32_t number) const = 0;
-  // After a failure: nothing is posted, copied or stamped any more when it returns. Not from on_failure or on_poll.
-  virtual void drop() = 0;
   // Changes the link between calls, for benches; nothing is in flight.
   virtual void set_link(double bytes_per_ns, Nanos latency_ns) = 0;
   virtual WireKind wire() const = 0;

@@ -136,7 +136,7 @@ struct World {
     if (network->wire() != wire) give_up("another wire than the one asked for");
     std::vector<std::byte*> heaps;
     for (std::int32_t rank = 0; rank < bench.topo.world(); ++rank) heaps.push_back(bench.heap(rank));
-    network->add_operator(kOp, source, layout, 1, heaps);
+    MK_CHECK(network->add_operator(kOp, source, layout, 1, heaps).ok());
   }
   std::int32_t peer(std::int32_t rank) const { return (rank + bench.topo.world() / 2) % bench.topo.world(); }
 

@@ -44,7 +44,8 @@ Result<GpuRings> GpuRings::create(VirtualGpus& gpus, const Topology& topo, std::
       std::byte* const at = rings.pinned_.host() + rings.index(rank, node) * ring_bytes;
       const RingMemory memory{reinterpret_cast<std::uint64_t*>(at + kLine), reinterpret_cast<std::uint32_t*>(at),
                               depth};
-      rings.rings_.push_back(node == topo.node_of(rank) ? nullptr : std::make_unique<CommandRing>(memory));
+      rings.rings_.push_back(!gpus.has(rank) || node == topo.node_of(rank) ? nullptr
+                                                                           : std::make_unique<CommandRing>(memory));
     }
   }
   for (const int device : gpus.devices()) {
@@ -61,7 +62,7 @@ Status GpuRings::create_on(VirtualGpus& gpus, int device, std::uint32_t depth) {
   const std::size_t rank_bytes = table_bytes + nodes * 2 * kLine;
   std::vector<std::int32_t> ranks;
   for (std::int32_t rank = 0; rank < topo_.world(); ++rank) {
-    if (gpus.rank(rank).device == device) ranks.push_back(rank);
+    if (gpus.has(rank) && gpus.rank(rank).device == device) ranks.push_back(rank);
   }
   Result<DeviceHeap> heap = DeviceHeap::create(device, static_cast<std::int64_t>(ranks.size() * rank_bytes), {});
   if (!heap) return heap.error();

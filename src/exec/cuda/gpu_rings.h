@@ -1,5 +1,6 @@
-// The command rings of all ranks: one per rank and other node. Slots and tails lie in pinned memory, where proxies read
-// and write them at the speed of their caches; heads lie in the memory of the rank's GPU, where its producers contend.
+// The command rings of this process's ranks: one per rank and other node. Slots and tails lie in pinned memory, where
+// proxies read and write them at the speed of their caches; heads lie in the memory of the rank's GPU, where its
+// producers contend.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -19,7 +20,7 @@ class GpuRings {
   // `depth` is a power of two.
   static Result<GpuRings> create(VirtualGpus& gpus, const Topology& topo, std::uint32_t depth);
 
-  // Null for the rank's own node.
+  // Null for the rank's own node, and for ranks of other processes.
   CommandRing* ring(std::int32_t rank, std::int32_t node) const { return rings_[index(rank, node)].get(); }
   // By node, in the memory of the rank's GPU.
   const DeviceRing* table(std::int32_t rank) const { return tables_[static_cast<std::size_t>(rank)]; }

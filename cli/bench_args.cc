@@ -13,7 +13,8 @@
 namespace mkernel::cli {
 namespace {
 
-constexpr std::array<std::string_view, 4> kSuites = {"gemm_core", "virtual_cluster", "small", "sim_vs_measured"};
+constexpr std::array<std::string_view, 5> kSuites = {"gemm_core", "virtual_cluster", "small", "command_ring",
+                                                     "sim_vs_measured"};
 constexpr std::int64_t kMaxRanks = 65536;
 constexpr std::int64_t kMaxSms = 1024;
 constexpr std::int64_t kMaxTile = 1024;
@@ -28,6 +29,7 @@ struct Limited {
   bool core_suite;
   bool cluster_suite;
   bool simulated_suite = false;
+  bool ring_suite = false;
 };
 constexpr Limited kLimited[] = {
     {"--m", true, true, false, false},
@@ -48,7 +50,7 @@ constexpr Limited kLimited[] = {
     {"--sweep-partition", false, true, false, true},
     {"--link", false, true, false, false},
     {"--filter", false, false, true, true, true},
-    {"--rounds", true, true, true, true},
+    {"--rounds", true, true, true, true, false, true},
     {"--block-ms", true, true, true, true},
     {"--measured", false, false, false, false, true},
     {"--calibrate", false, false, false, false, true},
@@ -68,6 +70,7 @@ Status check_form(const OptionSet& options, const BenchArgs& bench) {
   const bool core = bench.what == BenchArgs::What::kGemmCore || bench.suite == "gemm_core";
   for (const Limited& limited : kLimited) {
     const bool of_suite = bench.suite == "sim_vs_measured" ? limited.simulated_suite
+                          : bench.suite == "command_ring"  ? limited.ring_suite
                           : core                           ? limited.core_suite
                                                            : limited.cluster_suite;
     const bool taken = suite ? of_suite : core ? limited.core : limited.op;
@@ -186,7 +189,7 @@ Result<Command> parse_bench(std::span<const std::string> args) {
   bench.command = quoted_command(args);
   OptionSet options(
       "mkernel bench gemm_core [options]\n       mkernel bench OP [options]\n"
-      "       mkernel bench suite gemm_core|virtual_cluster|small|sim_vs_measured [options]",
+      "       mkernel bench suite gemm_core|virtual_cluster|small|command_ring|sim_vs_measured [options]",
       "Measures on a Hopper GPU. gemm_core: the kernel alone on a whole GPU against cublasGemmEx and the best of\n"
       "cublasLt. OP: a virtual cluster on one GPU, fused against cuBLAS followed by communication, and against cuBLAS\n"
       "in chunks overlapped with communication. Results are checked first; ratios are of paired times.\n"

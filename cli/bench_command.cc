@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bench/cluster_cases.h"
+#include "bench/command_ring.h"
 #include "bench/gemm_core.h"
 #include "bench/result_rows.h"
 #include "bench/sim_vs_measured.h"
@@ -19,6 +20,7 @@ namespace mkernel::cli {
 namespace {
 
 constexpr int kCoreRounds = 7;
+constexpr int kRingRounds = 7;
 constexpr double kCoreBlockMs = 10;
 constexpr int kClusterRounds = 3;
 constexpr double kClusterBlockMs = 30;
@@ -37,7 +39,8 @@ class BenchSession {
   ExitCode run() {
     const bool core = args_.what == BenchArgs::What::kGemmCore || args_.suite == "gemm_core";
     const bool simulated = args_.suite == "sim_vs_measured";
-    const Status status = core ? run_core() : simulated ? run_simulated() : run_clusters();
+    const bool ring = args_.suite == "command_ring";
+    const Status status = core ? run_core() : simulated ? run_simulated() : ring ? run_ring() : run_clusters();
     if (!status) return console_.fail(status.error());
     return worst_;
   }
@@ -174,6 +177,25 @@ class BenchSession {
       out << fmt::format(", {} / fused {:.3f}", comparison->baseline, bench::summarise(comparison->ratios).median);
     }
     out << "\n" << std::flush;
+  }
+
+  // --- the command ring alone ---
+
+  Status run_ring() {
+    bench::Machine machine;
+    bench::RingOptions options;
+    options.rounds = args_.rounds > 0 ? args_.rounds : kRingRounds;
+    const auto results = bench::measure_command_ring(options, machine);
+    if (!results) return results.error();
+    origin_ = {machine, args_.commit, args_.command, bench::utc_now()};
+    for (const bench::RingResult& result : *results) {
+      for (const bench::Row& row : bench::ring_rows(result)) {
+        console_.out() << fmt::format("{:<12} {:<28} {:>8.3f} {}  bar {:g}  spread {:.3f}\n", result.wire, row.op,
+                                      row.ours, row.unit, row.baseline, row.spread);
+        rows_.push_back(bench::to_json(row, origin_));
+      }
+    }
+    return save();
   }
 
   // --- the simulator, on any machine ---

@@ -1,5 +1,6 @@
 // The benchmarks of a build without CUDA.
 #ifndef MKERNEL_HAS_CUDA
+#include "bench/command_ring.h"
 #include "bench/gemm_core.h"
 #include "bench/virtual_cluster.h"
 
@@ -16,6 +17,7 @@ Error no_cuda() {
 
 Result<std::unique_ptr<CoreBench>> CoreBench::create(const CoreOptions&) { return no_cuda(); }
 Result<std::unique_ptr<ClusterBench>> ClusterBench::create(const ClusterOptions&) { return no_cuda(); }
+Result<std::vector<RingResult>> measure_command_ring(const RingOptions&, Machine&) { return no_cuda(); }
 
 }  // namespace mkernel::bench
 #endif

@@ -74,6 +74,33 @@ Json cluster_detail(const ClusterProblem& problem, const ClusterResult& result) 
 
 }  // namespace
 
+std::vector<Row> ring_rows(const RingResult& result) {
+  constexpr double kRoundTripBarUs = 4;
+  constexpr double kRecordsBarPerUs = 1;
+  Row trip;
+  trip.suite = "command_ring";
+  trip.op = "round trip GPU - proxy - GPU";
+  trip.topology = topology_text(2, 1);
+  trip.shape = "empty puts";
+  trip.ours = median(result.round_trip_us);
+  trip.baseline = kRoundTripBarUs;
+  trip.baseline_name = "bar";
+  trip.ratio = kRoundTripBarUs / trip.ours;
+  trip.spread = summarise(result.round_trip_us).spread;
+  trip.detail = {{"wire", result.wire},
+                 {"rounds_us", rounded(result.round_trip_us, kNanoseconds)},
+                 {"p99_us", rounded(result.p99_us, kNanoseconds)}};
+  Row rate = trip;
+  rate.op = "records per proxy";
+  rate.unit = "records/us";
+  rate.ours = median(result.records_per_us);
+  rate.baseline = kRecordsBarPerUs;
+  rate.ratio = rate.ours / kRecordsBarPerUs;
+  rate.spread = summarise(result.records_per_us).spread;
+  rate.detail = {{"wire", result.wire}, {"rounds_records_per_us", rounded(result.records_per_us, kRatioSteps)}};
+  return {trip, rate};
+}
+
 std::vector<Row> core_rows(const std::string& suite, const CoreProblem& problem, const CoreResult& result,
                            const std::string& cublas_version) {
   std::vector<Row> rows;

@@ -1,6 +1,6 @@
 // The network of GPU ranks: bytes are right when the stamp is seen, for any size, wire and ring depth, with and without
-// order; nothing arrives after drop(). Prints its measurements as one line of JSON. Exit code 0 when all is well, 1
-// with a sentence when not, 77 (skipped) where there is no GPU for it.
+// order; nothing arrives after drop(). Exit code 0 when all is well, 1 with a sentence when not, 77 (skipped) where
+// there is no GPU for it.
 #include <algorithm>
 #include <thread>
 
@@ -45,44 +45,23 @@ __device__ inline bool push_thread(const PushSide& side, std::uint32_t task, std
 
 __global__ void push_kernel(PushSide side, std::uint32_t task, std::uint64_t epoch) { push_thread(side, task, epoch); }
 
-// One record after the other, each when the last one's stamp has been seen.
-__global__ void ping_kernel(PushSide side) {
-  std::uint64_t begin_ns = 0;
-  std::int64_t begin = 0;
-  for (int i = 0; i < kWarmPings + kPings; ++i) {
-    const std::uint64_t epoch = 1 + static_cast<std::uint64_t>(i);
-    const std::int64_t start = clock64();
-    if (i == kWarmPings) {
-      begin = start;
-      begin_ns = global_time_ns();
-    }
-    if (!push_thread(side, 0, epoch)) return;
-    if (!await_thread(side.flag(0, epoch), use_of_epoch(epoch), side.verdict)) return;
-    if (i >= kWarmPings) side.verdict->ticks[i - kWarmPings] = static_cast<std::uint32_t>(clock64() - start);
-  }
-  side.verdict->ping_ticks = static_cast<std::uint64_t>(clock64() - begin);
-  side.verdict->ping_ns = global_time_ns() - begin_ns;
-}
-
-// All threads push their share of tasks [first, first + count) of epoch 1, then wait for the stamps and, unless `p` is
-// null, compare the element that each has brought.
+// All threads push their share of tasks [first, first + count) of epoch 1, then wait for the stamps and compare the
+// element that each has brought.
 __global__ void flood_kernel(PushSide side, std::uint32_t first, std::uint32_t count, const std::byte* p,
                              std::uint32_t seed) {
   const std::uint32_t threads = gridDim.x * blockDim.x;
   const std::uint32_t self = blockIdx.x * blockDim.x + threadIdx.x;
-  if (p == nullptr && self == 0) atomicMin_system(&side.verdict->begin_ns, global_time_ns());
   for (std::uint32_t i = self; i < count; i += threads) {
     if (!push_thread(side, first + i, 1)) return;
   }
   std::uint32_t wrong = 0;
   for (std::uint32_t i = self; i < count; i += threads) {
     if (!await_thread(side.flag(first + i, 1), 1, side.verdict)) return;
-    for (std::int64_t b = 2 * std::int64_t{i}; p != nullptr && b < 2 * std::int64_t{i} + 2; ++b) {
+    for (std::int64_t b = 2 * std::int64_t{i}; b < 2 * std::int64_t{i} + 2; ++b) {
       wrong += p[b] != static_cast<std::byte>(pattern(seed, b));
     }
   }
   if (wrong > 0) atomicAdd_system(&side.verdict->wrong, wrong);
-  if (p == nullptr) atomicMax_system(&side.verdict->end_ns, global_time_ns());
 }
 
 // Sends what the test wants instead of what the plan says: task i moves one element, or nothing, or what `sizes` says.
@@ -246,44 +225,14 @@ void check_rest(Bench& bench) {
   }
 }
 
-struct Times {
-  double median_us = 0;
-  double p99_us = 0;
-  double records_per_s = 0;
-};
-
-Times measure(Bench& bench, WireKind kind) {
-  Times times;
-  {
-    World world(bench, kind, 256, LinkModel(), true);
-    ping_kernel<<<1, 1, 0, bench.on(0)>>>(world.side(0));
-    bench.sync(0);
-    const Verdict seen = bench.expect_right("round trips");
-    const double ns_per_tick = static_cast<double>(seen.ping_ns) / static_cast<double>(seen.ping_ticks);
-    std::vector<std::uint32_t> ticks(seen.ticks, seen.ticks + kPings);
-    std::sort(ticks.begin(), ticks.end());
-    times.median_us = ticks[kPings / 2] * ns_per_tick * 1e-3;
-    times.p99_us = ticks[kPings * 99 / 100] * ns_per_tick * 1e-3;
-  }
-  World world(bench, kind, 256, LinkModel(), true);
-  bench.reset_verdict();
-  flood_kernel<<<16, 32, 0, bench.on(0)>>>(world.side(0), 0, kFlood, nullptr, 0);
-  bench.sync(0);
-  const Verdict seen = bench.expect_right("records per second");
-  times.records_per_s = kFlood * 1e9 / static_cast<double>(seen.end_ns - seen.begin_ns);
-  return times;
-}
-
 }  // namespace
 
 int main() {
-  const Nanos begin = steady_now();
   Result<std::unique_ptr<VirtualGpus>> first = make_gpus({2, 1});
   if (!first && first.error().kind == ErrorKind::kUnsupported) {
     std::printf("skipped: %s\n", first.error().message.c_str());
     return 77;
   }
-  Json json;
   std::unique_ptr<VirtualGpus> gpus = take(std::move(first));
   for (const Topology& topo : {Topology{2, 1}, Topology{2, 4}}) {
     Bench bench(gpus ? std::move(gpus) : take(make_gpus(topo)), topo);
@@ -295,14 +244,7 @@ int main() {
       for (const int depth : {1, 2, 256}) check_flood(bench, kind, depth);
       check_drop(bench, kind);
       if (kernel) check_rest(bench);
-      const Times times = measure(bench, kind);
-      const std::string key = kernel ? "kernel_" : "engine_";
-      json.add(key + "round_trip_us", times.median_us);
-      json.add(key + "round_trip_p99_us", times.p99_us);
-      json.add(key + "records_per_s", times.records_per_s);
     }
   }
-  json.add("seconds", static_cast<double>(steady_now() - begin) * 1e-9);
-  json.print();
   return 0;
 }

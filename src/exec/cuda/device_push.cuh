@@ -43,10 +43,13 @@ __device__ inline bool wait_for_slot_thread(const DeviceRing& ring, std::uint32_
 // before the record is; pairs with CommandRing::peek().
 __device__ inline bool push_record(const DeviceRing& ring, std::uint64_t record, std::uint64_t deadline_ns,
                                    const std::uint32_t* abort) {
-  // order: none needed. The record is published by its slot, and the free slot is acquired through the tail.
+  // Both at once, as each takes a trip to the L2 cache. order: none needed for the position; the record is published by
+  // its slot. That the slot is free is acquired by the read and the fence behind it, or by waiting.
+  const std::uint32_t tail = ld_relaxed_gpu(ring.tail_seen);
   const std::uint32_t position = atom_add_relaxed_gpu(ring.head, 1);
-  if (!wait_for_slot_thread(ring, position, deadline_ns, abort)) return false;
-  st_release_sys(ring.slots + (position & (ring.depth - 1)), record | ring_lap(position, ring.depth_log2));
+  if (position - tail >= ring.depth && !wait_for_slot_thread(ring, position, deadline_ns, abort)) return false;
+  fence_acq_rel_sys();
+  st_relaxed_sys(ring.slots + (position & (ring.depth - 1)), record | ring_lap(position, ring.depth_log2));
   return true;
 }
 

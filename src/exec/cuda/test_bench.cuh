@@ -19,19 +19,12 @@ namespace mkernel {
 
 inline constexpr int kGuard = 0xee;                         // around what a copy writes
 inline constexpr std::uint64_t kPatience = 10'000'000'000;  // ns
-inline constexpr int kPings = 1000;
-inline constexpr int kWarmPings = 200;
 
 // In GPU memory; written by kernels, read by the host after them.
 struct Verdict {
   std::uint32_t wrong = 0;     // bytes
   std::uint32_t timeouts = 0;  // of anything
   std::uint32_t never = 0;     // stays 0: for functions that want a word to look at
-  std::uint32_t ticks[kPings] = {};
-  std::uint64_t ping_ticks = 0;
-  std::uint64_t ping_ns = 0;
-  unsigned long long begin_ns = ~0ull;
-  unsigned long long end_ns = 0;
 };
 
 __device__ inline std::uint8_t pattern(std::uint32_t seed, std::int64_t i) {

@@ -25,10 +25,13 @@ constexpr std::int64_t kMiB = 1 << 20;
 constexpr std::int64_t kGiB = 1 << 30;
 
 // libfabric's endpoints map some 100 MiB each, of which ThreadSanitizer keeps several times as much as shadow.
+// The same goes for large puts.
 #ifdef __SANITIZE_THREAD__
 constexpr int kManyPeers = 12;
+constexpr std::int64_t kLargePut = kGiB / 16;
 #else
 constexpr int kManyPeers = 64;
+constexpr std::int64_t kLargePut = kGiB;
 #endif
 
 std::int64_t scaled(std::int64_t count) {
@@ -388,16 +391,16 @@ TEST_P(ConformanceTest, OffsetsBeyondFourGiBArriveWhereTheyShould) {
   EXPECT_EQ(std::memcmp(net.data(0, src), net.data(1, dst), kMiB), 0);
 }
 
-TEST_P(ConformanceTest, APutOfOneGiBArrivesWhole) {
+TEST_P(ConformanceTest, ALargePutArrivesWhole) {
   if (available_memory() < 5 * kGiB / 2) GTEST_SKIP() << "needs 2.5 GiB of memory";
-  TestNetwork net(GetParam(), {.heap_bytes = kGiB + 7});
-  for (std::int64_t i = 0; i < kGiB; i += 8) {
+  TestNetwork net(GetParam(), {.heap_bytes = kLargePut + 7});
+  for (std::int64_t i = 0; i < kLargePut; i += 8) {
     const std::uint64_t word = static_cast<std::uint64_t>(i) * 0x9e3779b97f4a7c15ull;
     std::memcpy(net.data(0, i), &word, 8);
   }
-  ASSERT_TRUE(net.post(net.put(0, 1, 0, 7, kGiB, 1)));
+  ASSERT_TRUE(net.post(net.put(0, 1, 0, 7, kLargePut, 1)));
   ASSERT_TRUE(net.poll_until([&] { return net.stamp_of(1, 1) == 1; }, 5 * kNetworkDeadline));
-  EXPECT_EQ(std::memcmp(net.data(0), net.data(1, 7), kGiB), 0);
+  EXPECT_EQ(std::memcmp(net.data(0), net.data(1, 7), kLargePut), 0);
 }
 
 }  // namespace

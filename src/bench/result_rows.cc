@@ -81,7 +81,7 @@ std::vector<Row> ring_rows(const RingResult& result) {
   trip.suite = "command_ring";
   trip.op = "round trip GPU - proxy - GPU";
   trip.topology = topology_text(2, 1);
-  trip.shape = "empty puts";
+  trip.shape = "empty puts, " + result.wire;
   trip.ours = median(result.round_trip_us);
   trip.baseline = kRoundTripBarUs;
   trip.baseline_name = "bar";

@@ -89,7 +89,6 @@ struct LoadedApi {
     load(api.dev_sm_resource_split_by_count, "cuDevSmResourceSplitByCount", 12040);
     load(api.dev_resource_generate_desc, "cuDevResourceGenerateDesc", 12040);
     load(api.green_ctx_create, "cuGreenCtxCreate", 12040);
-    load(api.green_ctx_destroy, "cuGreenCtxDestroy", 12040);
     load(api.green_ctx_stream_create, "cuGreenCtxStreamCreate", 12050);
   }
 };
@@ -103,8 +102,7 @@ const LoadedApi& loaded_api() {
 
 bool DriverApi::has_green_contexts() const {
   return device_get_dev_resource != nullptr && dev_sm_resource_split_by_count != nullptr &&
-         dev_resource_generate_desc != nullptr && green_ctx_create != nullptr && green_ctx_destroy != nullptr &&
-         green_ctx_stream_create != nullptr;
+         dev_resource_generate_desc != nullptr && green_ctx_create != nullptr && green_ctx_stream_create != nullptr;
 }
 
 Result<const DriverApi*> driver_api() {

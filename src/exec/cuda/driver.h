@@ -36,7 +36,6 @@ struct DriverApi {
   PFN_cuDevSmResourceSplitByCount_v12040 dev_sm_resource_split_by_count = nullptr;
   PFN_cuDevResourceGenerateDesc_v12040 dev_resource_generate_desc = nullptr;
   PFN_cuGreenCtxCreate_v12040 green_ctx_create = nullptr;
-  PFN_cuGreenCtxDestroy_v12040 green_ctx_destroy = nullptr;
   PFN_cuGreenCtxStreamCreate_v12050 green_ctx_stream_create = nullptr;
 
   bool has_green_contexts() const;

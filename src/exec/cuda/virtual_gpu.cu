@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "base/check.h"
@@ -129,6 +130,43 @@ Result<int> choose_sms(const DriverApi& api, const std::vector<Device>& devices,
   return options.sms;
 }
 
+// The green contexts of a divided GPU.
+struct GreenContexts {
+  int device = 0;
+  int sms = 0;  // of each group
+  std::vector<CUgreenCtx> groups;
+  CUgreenCtx rest = nullptr;  // null: no SM is left over
+  int rest_sms = 0;
+};
+
+// Contexts that no world uses at the moment. They are never destroyed, since the driver keeps 4 MiB of the GPU's memory
+// for every one that is (580.159.04), but used again.
+class IdleGreenContexts {
+ public:
+  static IdleGreenContexts& instance() {
+    static IdleGreenContexts idle;
+    return idle;
+  }
+  std::optional<GreenContexts> take(int device, std::size_t groups, int sms) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto it = idle_.begin(); it != idle_.end(); ++it) {
+      if (it->device != device || it->groups.size() != groups || it->sms != sms) continue;
+      GreenContexts found = std::move(*it);
+      idle_.erase(it);
+      return found;
+    }
+    return std::nullopt;
+  }
+  void give_back(GreenContexts contexts) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(contexts));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<GreenContexts> idle_;
+};
+
 class VirtualGpusImpl final : public VirtualGpus {
  public:
   explicit VirtualGpusImpl(std::int32_t first_rank) : first_rank_(first_rank) {}
@@ -161,16 +199,12 @@ class VirtualGpusImpl final : public VirtualGpus {
     int device = 0;
     cudaStream_t stream = nullptr;
   };
-  struct OwnedContext {
-    int device = 0;
-    CUgreenCtx green = nullptr;
-  };
-
   const Rank& at(std::int32_t rank) const {
     MK_CHECK(has(rank));
     return ranks_[static_cast<std::size_t>(rank - first_rank_)];
   }
-  Result<CUgreenCtx> make_green(const DriverApi& api, const Device& device, CUdevResource& sms);
+  static Result<CUgreenCtx> make_green(const DriverApi& api, const Device& device, CUdevResource& sms);
+  static Result<GreenContexts> make_contexts(const DriverApi& api, const Device& device, int sms);
   Result<cudaStream_t> make_stream(int device, CUgreenCtx green, bool high_priority);
 
   const std::int32_t first_rank_;
@@ -179,7 +213,7 @@ class VirtualGpusImpl final : public VirtualGpus {
   std::vector<int> devices_;
   std::mutex mutex_;  // guards streams_, which new_stream() extends
   std::vector<Owned> streams_;
-  std::vector<OwnedContext> contexts_;
+  std::vector<GreenContexts> contexts_;
 };
 
 VirtualGpusImpl::~VirtualGpusImpl() {
@@ -187,11 +221,7 @@ VirtualGpusImpl::~VirtualGpusImpl() {
     const DeviceGuard guard(owned.device);
     (void)cudaStreamDestroy(owned.stream);
   }
-  const auto api = driver_api();
-  for (const OwnedContext& owned : contexts_) {
-    const DeviceGuard guard(owned.device);
-    (void)(*api)->green_ctx_destroy(owned.green);
-  }
+  for (GreenContexts& contexts : contexts_) IdleGreenContexts::instance().give_back(std::move(contexts));
 }
 
 Result<CUgreenCtx> VirtualGpusImpl::make_green(const DriverApi& api, const Device& device, CUdevResource& sms) {
@@ -202,8 +232,26 @@ Result<CUgreenCtx> VirtualGpusImpl::make_green(const DriverApi& api, const Devic
   if (got != CUDA_SUCCESS) {
     return driver_error(got, fmt::format("creating a green context of {} SMs on GPU {}", sms.sm.smCount, device.index));
   }
-  contexts_.push_back({device.index, green});
   return green;
+}
+
+Result<GreenContexts> VirtualGpusImpl::make_contexts(const DriverApi& api, const Device& device, int sms) {
+  Result<Division> division = divide(api, device, sms);
+  if (!division) return division.error();
+  GreenContexts contexts{device.index, sms, {}, nullptr, 0};
+  for (CUdevResource& group : division->groups) {
+    const Result<CUgreenCtx> green = make_green(api, device, group);
+    if (!green) return green.error();
+    contexts.groups.push_back(*green);
+  }
+  CUdevResource& rest = division->rest;
+  if (rest.type == CU_DEV_RESOURCE_TYPE_SM && rest.sm.smCount > 0) {
+    const Result<CUgreenCtx> green = make_green(api, device, rest);
+    if (!green) return green.error();
+    contexts.rest = *green;
+    contexts.rest_sms = static_cast<int>(rest.sm.smCount);
+  }
+  return contexts;
 }
 
 Result<cudaStream_t> VirtualGpusImpl::make_stream(int device, CUgreenCtx green, bool high_priority) {
@@ -241,22 +289,24 @@ Status VirtualGpusImpl::add_whole(const Device& device) {
 }
 
 Status VirtualGpusImpl::add_divided(const DriverApi& api, const Device& device, int sms) {
-  Result<Division> division = divide(api, device, sms);
-  if (!division) return division.error();
-  for (CUdevResource& group : division->groups) {
-    const Result<CUgreenCtx> green = make_green(api, device, group);
-    if (!green) return green.error();
-    const Result<cudaStream_t> stream = make_stream(device.index, *green, false);
-    if (!stream) return stream.error();
-    ranks_.push_back({{device.index, sms, true, *stream}, *green});
+  std::optional<GreenContexts> idle =
+      IdleGreenContexts::instance().take(device.index, static_cast<std::size_t>(device.ranks), sms);
+  if (!idle) {
+    Result<GreenContexts> made = make_contexts(api, device, sms);
+    if (!made) return made.error();
+    idle = std::move(*made);
   }
-  CUdevResource& rest = division->rest;
-  if (rest.type == CU_DEV_RESOURCE_TYPE_SM && rest.sm.smCount > 0) {
-    const Result<CUgreenCtx> green = make_green(api, device, rest);
-    if (!green) return green.error();
-    const Result<cudaStream_t> stream = make_stream(device.index, *green, false);
+  contexts_.push_back(std::move(*idle));
+  const GreenContexts& contexts = contexts_.back();
+  for (const CUgreenCtx green : contexts.groups) {
+    const Result<cudaStream_t> stream = make_stream(device.index, green, false);
     if (!stream) return stream.error();
-    spares_.push_back({device.index, static_cast<int>(rest.sm.smCount), *stream});
+    ranks_.push_back({{device.index, sms, true, *stream}, green});
+  }
+  if (contexts.rest != nullptr) {
+    const Result<cudaStream_t> stream = make_stream(device.index, contexts.rest, false);
+    if (!stream) return stream.error();
+    spares_.push_back({device.index, contexts.rest_sms, *stream});
   }
   devices_.push_back(device.index);
   return Ok{};

@@ -81,8 +81,8 @@ GemmArguments Problem::arguments(std::int32_t rank) {
   return result;
 }
 
-std::vector<GemmArguments> Problem::arguments() {
-  std::vector<GemmArguments> result;
+std::vector<Arguments> Problem::arguments() {
+  std::vector<Arguments> result;
   for (std::int32_t rank = 0; rank < plan_.topo().world(); ++rank) result.push_back(arguments(rank));
   return result;
 }

@@ -18,6 +18,7 @@ class Problem {
   Problem(const Plan& plan, std::uint64_t seed, std::int64_t padding = 0);
 
   std::vector<Arguments> arguments();
+  std::vector<GemmArguments> matrices();  // the same
   GemmArguments arguments(std::int32_t rank);
   // Nothing when every element of every C has exactly the right bits and no byte beside them has changed; else a
   // sentence about the first that has not.

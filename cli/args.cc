@@ -6,13 +6,13 @@
 #include <utility>
 
 #include "cli/apply.h"
+#include "cli/attention_args.h"
 #include "cli/bench_args.h"
 #include "cli/option_set.h"
 #include "cli/problem.h"
 #include "exec/schedule.h"
 #include "exec/sim/cost_model.h"
 #include "exec/sim/explore.h"
-#include "ops/gemm_spec.h"
 #include "world/network.h"
 
 #ifndef MKERNEL_VERSION
@@ -31,7 +31,8 @@ constexpr std::int64_t kMaxTile = 1024;
 constexpr std::int64_t kMaxInt = (std::int64_t{1} << 31) - 1;
 
 constexpr std::string_view kOpHelp =
-    "all_gather_gemm (ag_gemm), gemm_reduce_scatter (gemm_rs) or\ngemm_all_reduce (gemm_ar)";
+    "all_gather_gemm (ag_gemm), gemm_reduce_scatter (gemm_rs),\ngemm_all_reduce (gemm_ar) or ring_attention "
+    "(ring_attn)";
 
 constexpr std::string_view kUnits =
     "Sizes are whole numbers, with k for x 1024 and m for x 1024 x 1024. MiB are 2^20 bytes, GB/s 10^9 bytes per "
@@ -49,9 +50,10 @@ static_assert(static_cast<int>(Fill::kUniform) == 0 && static_cast<int>(Fill::kI
 struct Defaults {
   Topology topo;
   std::int64_t size = 512;
+  AttentionDefaults attention;
 };
-constexpr Defaults kHostDefaults = {{2, 4}, 512};
-constexpr Defaults kSimDefaults = {{2, 8}, 8192};
+constexpr Defaults kHostDefaults = {{2, 4}, 512, {1024, 4, 64}};
+constexpr Defaults kSimDefaults = {{2, 8}, 8192, {65536, 16, 128}};
 
 ProblemArgs problem_defaults(const Defaults& defaults) {
   ProblemArgs problem;
@@ -78,14 +80,17 @@ void add_problem(OptionSet& options, ProblemArgs& problem, const Defaults& defau
                 into(gemm.dtype, [](const std::string& text) { return parse_dtype("--dtype", text); }));
   options.flag("--fp32-partials", "sums travel between GPUs in fp32, not in TYPE", &gemm.fp32_partials);
   options.group("how it is cut; what is left out is chosen from the sizes");
-  options.value("--bm", "ROWS", "rows of a tile, a power of two up to 1024", count_into("--bm", gemm.bm, 1, kMaxTile));
+  options.value("--bm", "ROWS", "rows (queries) of a tile, a power of two up to 1024",
+                count_into("--bm", gemm.bm, 1, kMaxTile));
   options.value("--bn", "COLS", "columns of a tile, a power of two up to 1024",
                 count_into("--bn", gemm.bn, 1, kMaxTile));
   options.value("--band", "TILES", "tile rows that are visited together", count_into("--band", gemm.band, 1, kMaxInt));
   options.value("--chunk-tiles", "TILES", "tiles per network write (gemm_rs, gemm_ar)",
                 count_into("--chunk-tiles", gemm.chunk_tiles, 1, kMaxInt));
-  options.value("--chunk-rows", "ROWS", "rows of A per network write (ag_gemm), a multiple of --bm",
+  options.value("--chunk-rows", "ROWS",
+                "rows of A per network write (ag_gemm), a multiple of --bm;\ntokens (ring_attention)",
                 count_into("--chunk-rows", gemm.chunk_rows, 1, kMaxInt));
+  add_attention(options, problem.attention, defaults.attention);
 }
 
 void add_operator(OptionSet& options, ProblemArgs& problem) {
@@ -96,14 +101,28 @@ void add_operator(OptionSet& options, ProblemArgs& problem) {
 Status require_operator(const OptionSet& options, std::string_view command) {
   if (options.given("OP")) return Ok{};
   return bad_argument(
-      fmt::format("mkernel {} wants an operator: all_gather_gemm, gemm_reduce_scatter or "
-                  "gemm_all_reduce",
+      fmt::format("mkernel {} wants an operator: all_gather_gemm, gemm_reduce_scatter, gemm_all_reduce or "
+                  "ring_attention",
                   command));
 }
 
-void note_given(const OptionSet& options, ProblemArgs& problem) {
+Status note_given(const OptionSet& options, ProblemArgs& problem) {
   problem.sizes_given = options.given("--m") || options.given("--n") || options.given("--k");
   problem.dtype_given = options.given("--dtype");
+  return settle_attention(options, problem);
+}
+
+// What ring_attention has not got.
+Status check_attention_run(const OptionSet& options, const RunArgs& run, bool balanced) {
+  if (run.world.device == Device::kCuda) {
+    return Error{ErrorKind::kUnsupported,
+                 "--device cuda: ring_attention has no GPU kernel yet: take --device host or --device sim"};
+  }
+  if (balanced) return bad_argument("--link balanced is not for ring_attention so far: give a number");
+  for (const char* name : {"--input", "--output", "--fill", "--network", "--copy-engine"}) {
+    if (options.given(name)) return bad_argument(fmt::format("{} is not for ring_attention so far", name));
+  }
+  return Ok{};
 }
 
 // What GPUs have not got.
@@ -191,14 +210,15 @@ Result<Command> parse_run(std::span<const std::string> args) {
       "examples:\n"
       "  mkernel run gemm_ar --m 1k --n 1k --k 8k --link balanced --compare\n"
       "  mkernel run ag_gemm --nodes 3 --gpus 1 --m 1000 --link 0.5:10 --trace trace.json\n"
-      "  mkernel run gemm_rs --input in --output out --dtype bf16\n\n" +
+      "  mkernel run gemm_rs --input in --output out --dtype bf16\n"
+      "  mkernel run ring_attention --nodes 2 --gpus 2 --seq 2k --heads 8 --kv-heads 2 --causal --zigzag\n\n" +
       std::string(kUnits));
 
   auto help = parse_or_help(options, args);
   if (!help) return help.error();
   if (*help) return Command(**help);
   if (const Status status = require_operator(options, "run"); !status) return status.error();
-  note_given(options, run.problem);
+  if (const Status status = note_given(options, run.problem); !status) return status.error();
   run.m_given = options.given("--m");
   run.n_given = options.given("--n");
   run.k_given = options.given("--k");
@@ -210,6 +230,9 @@ Result<Command> parse_run(std::span<const std::string> args) {
   if (unfused && run.compare) return bad_argument("--unfused and --compare are both given: --compare runs both ways");
   if (options.given("--fill") && options.given("--input")) {
     return bad_argument("--fill and --input are both given: input comes from one of them");
+  }
+  if (run.problem.is_attention()) {
+    if (const Status status = check_attention_run(options, run, link.balanced); !status) return status.error();
   }
   run.check = !no_check;
   run.problem.gemm.fused = !unfused;
@@ -248,7 +271,7 @@ Result<Command> parse_run(std::span<const std::string> args) {
   }
   // With files the sizes are not known yet.
   if (run.input.empty()) {
-    if (const auto spec = make_gemm_spec(run.problem.topo, run.problem.gemm); !spec) return spec.error();
+    if (const auto spec = make_problem_spec(run.problem); !spec) return spec.error();
   }
   return Command(std::move(run));
 }
@@ -256,9 +279,11 @@ Result<Command> parse_run(std::span<const std::string> args) {
 // `explore` gives seeds, so nothing that describes one world may be there.
 Status refuse_with_seeds(const OptionSet& options) {
   for (const char* name :
-       {"--preset",   "--nodes", "--gpus", "--m",           "--n",          "--k",    "--dtype",     "--fp32-partials",
-        "--bm",       "--bn",    "--band", "--chunk-tiles", "--chunk-rows", "--sms",  "--partition", "--ring-depth",
-        "--deadline", "--seed",  "--fill", "--compare",     "--data",       "--trace"}) {
+       {"--preset",        "--nodes",      "--gpus",     "--m",        "--n",           "--k",          "--dtype",
+        "--fp32-partials", "--bm",         "--bn",       "--band",     "--chunk-tiles", "--chunk-rows", "--sms",
+        "--partition",     "--ring-depth", "--deadline", "--seed",     "--fill",        "--compare",    "--data",
+        "--trace",         "--batch",      "--heads",    "--kv-heads", "--dim",         "--seq",        "--seq-k",
+        "--causal",        "--window",     "--zigzag",   "--packed",   "--scale",       "--slots"}) {
     if (options.given(name)) {
       return bad_argument(
           fmt::format("{} and --seeds are both given: with --seeds every seed makes up its own world, "
@@ -337,6 +362,7 @@ Result<Command> parse_sim(std::span<const std::string> args) {
       "  mkernel sim gemm_ar --m 8k --n 8k --k 512 --compare\n"
       "  mkernel sim ag_gemm --preset h200x8-efa --nodes 4 --m 16k --n 1k --k 16k --trace trace.json\n"
       "  mkernel sim gemm_rs --nodes 128 --m 16k --n 16k --k 16k\n"
+      "  mkernel sim ring_attention --nodes 4 --seq 128k --causal --zigzag --compare\n"
       "  mkernel sim all --seeds 1:1000 --inject all\n\n" +
       std::string(kUnits));
 
@@ -353,8 +379,11 @@ Result<Command> parse_sim(std::span<const std::string> args) {
   if (all) return bad_argument("operator 'all' wants --seeds FIRST:COUNT here: without it, name one operator");
   if (options.given("--inject"))
     return bad_argument("--inject wants --seeds FIRST:COUNT: faults are drawn from a seed");
+  if (options.given("--fill") && sim.problem.is_attention()) {
+    return bad_argument("--fill is not for ring_attention so far");
+  }
   if (options.given("--fill") && !sim.data) return bad_argument("--fill wants --data: without it no data is moved");
-  note_given(options, sim.problem);
+  if (const Status status = note_given(options, sim.problem); !status) return status.error();
   const auto cost = find_preset(sim.preset);
   if (!cost) return cost.error();
   if (sim.sms == 0) sim.sms = cost->sms;
@@ -362,7 +391,7 @@ Result<Command> parse_sim(std::span<const std::string> args) {
     return bad_argument(fmt::format("--ring-depth is {}: it must be a power of two from 1 to 65536", sim.ring_depth));
   }
   if (const Status status = validate_partition(sim.partition, sim.sms); !status) return status.error();
-  if (const auto spec = make_gemm_spec(sim.problem.topo, sim.problem.gemm); !spec) return spec.error();
+  if (const auto spec = make_problem_spec(sim.problem); !spec) return spec.error();
   return Command(std::move(sim));
 }
 
@@ -389,8 +418,8 @@ Result<Command> parse_plan(std::span<const std::string> args) {
   if (!help) return help.error();
   if (*help) return Command(**help);
   if (const Status status = require_operator(options, "plan"); !status) return status.error();
-  note_given(options, plan.problem);
-  if (const auto spec = make_gemm_spec(plan.problem.topo, plan.problem.gemm); !spec) return spec.error();
+  if (const Status status = note_given(options, plan.problem); !status) return status.error();
+  if (const auto spec = make_problem_spec(plan.problem); !spec) return spec.error();
   const int world = plan.problem.topo.world();
   if (plan.rank >= world) {
     return bad_argument(
@@ -405,7 +434,8 @@ Result<Command> parse_verify(std::span<const std::string> args) {
   bool all = false;
   OptionSet options(
       "mkernel verify OP [options]\n       mkernel verify all [--json]",
-      "Proves by enumeration that a plan is right: every byte of C is written once, signals and waits balance,\n"
+      "Proves by enumeration that a plan is right: every byte of the result is written once, signals and waits "
+      "balance,\n"
       "no partition of SMs can deadlock, no call overwrites what another still needs, and the network carries\n"
       "no byte more than the operator needs. `all` proves the standard cases: all operators, many worlds and "
       "shapes.");
@@ -423,14 +453,16 @@ Result<Command> parse_verify(std::span<const std::string> args) {
   options.footer(
       "examples:\n"
       "  mkernel verify all\n"
-      "  mkernel verify gemm_rs --nodes 3 --gpus 5 --m 1000 --n 700 --k 64\n\n" +
+      "  mkernel verify gemm_rs --nodes 3 --gpus 5 --m 1000 --n 700 --k 64\n"
+      "  mkernel verify ring_attention --nodes 3 --gpus 2 --seq 10000 --slots 2\n\n" +
       std::string(kUnits));
 
   auto help = parse_or_help(options, args);
   if (!help) return help.error();
   if (*help) return Command(**help);
   if (!options.given("OP")) {
-    return bad_argument("mkernel verify wants all_gather_gemm, gemm_reduce_scatter, gemm_all_reduce or all");
+    return bad_argument(
+        "mkernel verify wants all_gather_gemm, gemm_reduce_scatter, gemm_all_reduce, ring_attention or all");
   }
   if (all) {
     if (options.given_count() > (verify.json ? 2u : 1u)) {
@@ -438,8 +470,8 @@ Result<Command> parse_verify(std::span<const std::string> args) {
     }
     return Command(verify);
   }
-  note_given(options, problem);
-  if (const auto spec = make_gemm_spec(problem.topo, problem.gemm); !spec) return spec.error();
+  if (const Status status = note_given(options, problem); !status) return status.error();
+  if (const auto spec = make_problem_spec(problem); !spec) return spec.error();
   verify.problem = problem;
   return Command(std::move(verify));
 }
@@ -457,7 +489,8 @@ Result<Command> parse_info(std::span<const std::string> args) {
 std::string overview() {
   return std::string(
              "usage: mkernel COMMAND [options]\n\n"
-             "Fused GEMM and communication over nodes of GPUs, as plans that are proved, simulated and run.\n\n"
+             "Fused GEMM or attention and communication over nodes of GPUs, as plans that are proved, simulated and "
+             "run.\n\n"
              "commands:\n"
              "  run OP      run an operator with real data on this machine and check the result\n"
              "  sim OP      run it in virtual time on a cluster, or look for mistakes over many seeds\n"
@@ -471,7 +504,9 @@ std::string overview() {
              "                                   it gets its columns of C\n"
              "  gemm_reduce_scatter (gemm_rs)    every rank has some columns of A and rows of B;\n"
              "                                   it gets some rows of C\n"
-             "  gemm_all_reduce (gemm_ar)        the same; every rank gets all of C\n\n"
+             "  gemm_all_reduce (gemm_ar)        the same; every rank gets all of C\n"
+             "  ring_attention (ring_attn)       every rank has some tokens of Q, K and V; it gets its tokens of O\n"
+             "                                   (forward; not on GPUs yet)\n\n"
              "examples:\n"
              "  mkernel run gemm_ar --m 1k --n 1k --k 8k --link balanced --compare\n"
              "  mkernel sim gemm_ar --m 8k --n 8k --k 512 --compare\n"

@@ -16,10 +16,13 @@ namespace mkernel::cli {
 
 // Operator, world, sizes and how they are cut: shared by all commands.
 struct ProblemArgs {
-  GemmOptions gemm;
+  GemmOptions gemm;            // its op names ring_attention too
+  AttentionOptions attention;  // of ring_attention
   Topology topo;
   bool sizes_given = false;  // any of --m, --n, --k
   bool dtype_given = false;
+
+  bool is_attention() const { return gemm.op == Op::kRingAttention; }
 };
 
 struct RunArgs {

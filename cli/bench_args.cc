@@ -194,18 +194,22 @@ Result<Command> parse_bench(std::span<const std::string> args) {
       "cublasLt. OP: a virtual cluster on one GPU, fused against cuBLAS followed by communication, and against cuBLAS\n"
       "in chunks overlapped with communication. Results are checked first; ratios are of paired times.\n"
       "sim_vs_measured needs no GPU: the simulator against results that are there.");
-  options.positional("OP",
-                     "gemm_core, all_gather_gemm (ag_gemm), gemm_reduce_scatter (gemm_rs),\n"
-                     "gemm_all_reduce (gemm_ar), or suite",
-                     [&](const std::string& text) -> Status {
-                       if (text == "gemm_core") return Ok{};
-                       bench.what = text == "suite" ? BenchArgs::What::kSuite : BenchArgs::What::kOperator;
-                       if (text == "suite") return Ok{};
-                       const auto op = parse_op(text, "gemm_core, suite");
-                       if (!op) return op.error();
-                       bench.problem.gemm.op = *op;
-                       return Ok{};
-                     });
+  options.positional(
+      "OP",
+      "gemm_core, all_gather_gemm (ag_gemm), gemm_reduce_scatter (gemm_rs),\n"
+      "gemm_all_reduce (gemm_ar), or suite",
+      [&](const std::string& text) -> Status {
+        if (text == "gemm_core") return Ok{};
+        bench.what = text == "suite" ? BenchArgs::What::kSuite : BenchArgs::What::kOperator;
+        if (text == "suite") return Ok{};
+        const auto op = parse_op(text, "gemm_core, suite");
+        if (!op) return op.error();
+        if (*op == Op::kRingAttention) {
+          return Error{ErrorKind::kUnsupported, "bench measures on GPUs, where ring_attention has no kernel yet"};
+        }
+        bench.problem.gemm.op = *op;
+        return Ok{};
+      });
   options.positional("NAME", "of a suite", [&](const std::string& text) -> Status {
     if (bench.what != BenchArgs::What::kSuite) {
       return bad_argument(

@@ -4,7 +4,6 @@
 #include "cli/commands.h"
 #include "cli/problem.h"
 #include "cli/report.h"
-#include "ops/gemm_spec.h"
 #include "plan/print.h"
 #include "plan/tiling.h"
 
@@ -28,7 +27,7 @@ nlohmann::ordered_json lane_json(const PlanSource& source, const PlanArgs& args,
 }  // namespace
 
 ExitCode plan_command(const PlanArgs& args, Console& console) {
-  const auto spec = make_gemm_spec(args.problem.topo, args.problem.gemm);
+  const auto spec = make_problem_spec(args.problem);
   if (!spec) return console.fail(spec.error());
   const PlanSource source{Plan(*spec)};
   if (!args.json) {

@@ -4,9 +4,19 @@
 
 #include <algorithm>
 
+#include "ops/attention_spec.h"
+#include "ops/gemm_spec.h"
 #include "plan/plan.h"
+#include "plan/print.h"
 
 namespace mkernel::cli {
+
+Result<PlanSpec> make_problem_spec(const ProblemArgs& problem) {
+  if (!problem.is_attention()) return make_gemm_spec(problem.topo, problem.gemm);
+  AttentionOptions options = problem.attention;
+  options.fused = problem.gemm.fused;
+  return make_attention_spec(problem.topo, options);
+}
 
 std::string describe_world(const Topology& topo) {
   return fmt::format("{} node{} x {} GPU{}", topo.nodes, topo.nodes == 1 ? "" : "s", topo.gpus,
@@ -14,8 +24,13 @@ std::string describe_world(const Topology& topo) {
 }
 
 std::string describe_problem(const PlanSpec& spec) {
-  std::string text = fmt::format("C ({0} x {1}) = A ({0} x {2}) * B ({2} x {1}), {3}", spec.m, spec.n, spec.k,
-                                 dtype_name(spec.dtype));
+  if (spec.op == Op::kRingAttention) {
+    const RingAttentionPlan ring = RingAttentionPlan::make(spec);
+    return fmt::format("{}, tiles of {}, chunks of {}, slots for {} of {} rounds", attention_text(spec), spec.tiling.bm,
+                       spec.tiling.chunk_rows, ring.depth, ring.rounds);
+  }
+  std::string text =
+      fmt::format("C ({0} x {1}) = A ({0} x {2}) * B ({2} x {1}), {3}", spec.m, spec.n, spec.k, dtype_name(spec.dtype));
   if (spec.op != Op::kAllGatherGemm) text += fmt::format(", sums between GPUs in {}", dtype_name(spec.partial));
   return text + fmt::format(", tiles of {} x {}", spec.tiling.bm, spec.tiling.bn);
 }

@@ -3,9 +3,13 @@
 #include <cstdint>
 #include <string>
 
+#include "cli/args.h"
 #include "plan/spec.h"
 
 namespace mkernel::cli {
+
+// A valid spec for what was asked for, on CPU threads or in the simulator.
+Result<PlanSpec> make_problem_spec(const ProblemArgs& problem);
 
 // "2 nodes x 4 GPUs".
 std::string describe_world(const Topology& topo);

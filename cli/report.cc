@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "cli/format.h"
+#include "plan/ring_attention.h"
 
 namespace mkernel::cli {
 
@@ -35,6 +36,11 @@ nlohmann::ordered_json Times::json(const PlanSpec& spec) const {
 }
 
 double flops(const PlanSpec& spec) {
+  if (spec.op == Op::kRingAttention) {
+    const AttentionSpec& a = spec.attention;
+    const double pairs = static_cast<double>(a.seq_q) * static_cast<double>(a.seq_k) * (a.mask.causal ? 0.5 : 1.0);
+    return 4.0 * static_cast<double>(a.batch * a.heads * a.dim) * pairs;
+  }
   return 2.0 * static_cast<double>(spec.m) * static_cast<double>(spec.n) * static_cast<double>(spec.k);
 }
 
@@ -52,7 +58,32 @@ nlohmann::ordered_json network_json(const PlanSpec& spec, std::int64_t bytes, st
           {"bytes_bound_per_gpu", static_cast<double>(bound) / world}};
 }
 
+nlohmann::ordered_json attention_json(const PlanSpec& spec) {
+  const AttentionSpec& a = spec.attention;
+  const RingAttentionPlan ring = RingAttentionPlan::make(spec);
+  return {{"operator", op_name(spec.op)},
+          {"nodes", spec.topo.nodes},
+          {"gpus", spec.topo.gpus},
+          {"batch", a.batch},
+          {"heads", a.heads},
+          {"kv_heads", a.kv_heads},
+          {"dim", a.dim},
+          {"seq_q", a.seq_q},
+          {"seq_k", a.seq_k},
+          {"causal", a.mask.causal},
+          {"window_left", a.mask.left},
+          {"window_right", a.mask.right},
+          {"zigzag", a.zigzag},
+          {"packed", a.packed},
+          {"scale", a.scale},
+          {"dtype", dtype_name(spec.dtype)},
+          {"tiling", {{"bm", spec.tiling.bm}, {"chunk_rows", spec.tiling.chunk_rows}}},
+          {"slot_rounds", ring.depth},
+          {"rounds", ring.rounds}};
+}
+
 nlohmann::ordered_json spec_json(const PlanSpec& spec) {
+  if (spec.op == Op::kRingAttention) return attention_json(spec);
   return {{"operator", op_name(spec.op)},
           {"nodes", spec.topo.nodes},
           {"gpus", spec.topo.gpus},
@@ -74,8 +105,10 @@ nlohmann::ordered_json partition_json(const Partition& partition) {
 }
 
 std::string check_text(const PlanSpec& spec, const CheckReport& check) {
+  const AttentionSpec& a = spec.attention;
+  const std::int64_t rows = spec.op == Op::kRingAttention ? a.batch * a.heads * a.seq_q : spec.m;
   return fmt::format("max relative error {:.2e}, bound {:.2e}; worst element at {:.2f} of its bound; {} of {} rows",
-                     check.max_rel_error, check.rel_bound, check.worst_ratio, check.checked_rows, spec.m);
+                     check.max_rel_error, check.rel_bound, check.worst_ratio, check.checked_rows, rows);
 }
 
 nlohmann::ordered_json check_json(const CheckReport& check) {

@@ -26,7 +26,8 @@ class Times {
   std::vector<double> us_;
 };
 
-// Operations of the whole product: 2 M N K.
+// Operations of the whole product: 2 M N K. Of attention: 4 seq_q seq_k dim for each batch and head, half for causal
+// masks (windows and packed sequences count as if they were not there).
 double flops(const PlanSpec& spec);
 
 // "12.00 MiB per GPU, lower bound 12.00 MiB".

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "cli/attention.h"
 #include "cli/commands.h"
 #include "cli/device_matrices.h"
 #include "cli/format.h"
@@ -440,6 +441,8 @@ class RunSession {
 
 }  // namespace
 
-ExitCode run_command(const RunArgs& args, Console& console) { return RunSession(args, console).run(); }
+ExitCode run_command(const RunArgs& args, Console& console) {
+  return args.problem.is_attention() ? run_attention(args, console) : RunSession(args, console).run();
+}
 
 }  // namespace mkernel::cli

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "cli/attention.h"
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/machine.h"
@@ -14,7 +15,6 @@
 #include "cli/problem.h"
 #include "cli/report.h"
 #include "exec/sim/simulator.h"
-#include "ops/gemm_spec.h"
 #include "plan/tiling.h"
 #include "trace/perfetto.h"
 
@@ -47,7 +47,9 @@ class SimSession {
   };
 
   Status prepare() {
-    auto spec = make_gemm_spec(args_.problem.topo, args_.problem.gemm);
+    // Unfused attention has slots for all chunks; what it is compared with then too.
+    if (args_.compare && args_.problem.attention.slot_rounds == 0) args_.problem.attention.slot_rounds = -1;
+    auto spec = make_problem_spec(args_.problem);
     if (!spec) return spec.error();
     spec_ = *spec;
     const auto cost = find_preset(args_.preset);
@@ -60,7 +62,7 @@ class SimSession {
     const double world = spec_.topo.world();
     MemoryNeed need;
     if (args_.data) {
-      need.matrices = Matrices::bytes_needed(spec_);
+      need.matrices = is_attention() ? attention_bytes(spec_) : Matrices::bytes_needed(spec_);
       need.workspace = static_cast<double>(workspace_bytes(spec_)) * world;
     } else {
       need.workspace = 2.0 * Plan(spec_).flag_count() * 4 * world;
@@ -70,8 +72,12 @@ class SimSession {
     return Ok{};
   }
 
+  bool is_attention() const { return spec_.op == Op::kRingAttention; }
+
   Status simulate_all() {
-    if (args_.data) {
+    if (args_.data && is_attention()) {
+      tensors_ = std::make_unique<AttentionProblem>(Plan(spec_), args_.seed);
+    } else if (args_.data) {
       matrices_ = std::make_unique<Matrices>(spec_);
       matrices_->fill(args_.seed, args_.fill);
     }
@@ -98,9 +104,12 @@ class SimSession {
     const PlanSource source{Plan(spec_)};
     const PlanSource* const operators[] = {&source};
     SimCall calls[1];
-    if (args_.data) {
+    if (tensors_) {
+      calls[0].arguments = tensors_->arguments();
+    } else if (matrices_) {
       matrices_->poison();
-      calls[0].arguments = matrices_->arguments();
+      const std::vector<GemmArguments> arguments = matrices_->arguments();
+      calls[0].arguments.assign(arguments.begin(), arguments.end());
     }
     Progress progress(console_, fmt::format("simulating {} ranks, {}", spec_.topo.world(), variant.name));
     const auto start = std::chrono::steady_clock::now();
@@ -112,6 +121,10 @@ class SimSession {
   }
 
   Status check(Variant& variant) {
+    if (tensors_) {
+      variant.check = check_tensors(spec_, *tensors_);
+      return wrong_tensors(spec_, *variant.check);
+    }
     if (const auto rank = matrices_->first_different_rank()) {
       return Error{ErrorKind::kCheckFailed,
                    fmt::format("{}: C of rank {} has other bits than C of rank 0", variant.name, *rank)};
@@ -193,7 +206,8 @@ class SimSession {
   PlanSpec spec_;
   NetworkBound bound_;
   CostModel cost_;
-  std::unique_ptr<Matrices> matrices_;
+  std::unique_ptr<Matrices> matrices_;         // with data, of a GEMM
+  std::unique_ptr<AttentionProblem> tensors_;  // with data, of ring_attention
   std::vector<Variant> variants_;
 };
 

@@ -60,6 +60,7 @@ constexpr std::array<OpName, kOpCount> kOpNames = {{
     {op_name(Op::kAllGatherGemm), "ag_gemm", Op::kAllGatherGemm},
     {op_name(Op::kGemmReduceScatter), "gemm_rs", Op::kGemmReduceScatter},
     {op_name(Op::kGemmAllReduce), "gemm_ar", Op::kGemmAllReduce},
+    {op_name(Op::kRingAttention), "ring_attn", Op::kRingAttention},
 }};
 
 }  // namespace
@@ -208,9 +209,10 @@ Result<Partition> parse_partition(std::string_view option, std::string_view text
   bool good = parts.size() == 3;
   for (std::size_t i = 0; good && i < 3; ++i) good = parse_digits(parts[i], sms[i]) == std::errc{} && sms[i] <= 1 << 20;
   if (!good) {
-    return bad_argument(fmt::format("{} is {}: it must be three whole numbers COMPUTE,INTRA,RECV that add up to --sms, "
-                                    "such as 100,16,16",
-                                    option, quote(text)));
+    return bad_argument(
+        fmt::format("{} is {}: it must be three whole numbers COMPUTE,INTRA,RECV that add up to --sms, "
+                    "such as 100,16,16",
+                    option, quote(text)));
   }
   return Partition{sms[0], sms[1], sms[2]};
 }
@@ -252,8 +254,8 @@ Result<SeedRange> parse_seed_range(std::string_view option, std::string_view tex
   if (parts.size() != 2 || parse_digits(parts[0], range.first) != std::errc{} ||
       parse_digits(parts[1], range.count) != std::errc{} || range.count < 1 || range.count > kMaxSeeds ||
       range.first > std::numeric_limits<std::uint64_t>::max() - static_cast<std::uint64_t>(range.count)) {
-    return bad_argument(fmt::format("{} is {}: it must be FIRST:COUNT with COUNT from 1 to 10^9, such as 1:500", option,
-                                    quote(text)));
+    return bad_argument(
+        fmt::format("{} is {}: it must be FIRST:COUNT with COUNT from 1 to 10^9, such as 1:500", option, quote(text)));
   }
   return range;
 }

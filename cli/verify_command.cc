@@ -10,14 +10,13 @@
 #include "cli/prepare.h"
 #include "cli/problem.h"
 #include "cli/report.h"
-#include "ops/gemm_spec.h"
 #include "verify/cases.h"
 #include "verify/verify.h"
 
 namespace mkernel::cli {
 namespace {
 
-constexpr double kBytesPerTask = 250;     // verify/verify.h
+constexpr double kBytesPerTask = 250;  // verify/verify.h
 constexpr std::int64_t kShownViolations = 20;
 
 std::string case_name(const PlanSpec& spec) {
@@ -51,7 +50,7 @@ struct Totals {
 ExitCode verify_command(const VerifyArgs& args, Console& console) {
   std::vector<PlanSpec> specs;
   if (args.problem) {
-    const auto spec = make_gemm_spec(args.problem->topo, args.problem->gemm);
+    const auto spec = make_problem_spec(*args.problem);
     if (!spec) return console.fail(spec.error());
     if (const Status status = check_memory({.other = task_estimate(*spec) * kBytesPerTask}); !status) {
       return console.fail(status.error());
@@ -109,10 +108,11 @@ ExitCode verify_command(const VerifyArgs& args, Console& console) {
   } else {
     const std::string what = args.problem ? case_name(specs[0]) : fmt::format("{} cases", totals.cases);
     console.out() << fmt::format(
-        "{} {}: {} tasks, {} signals, {} over the network (lower bound {}), {} violations; {}\n",
-        totals.failed == 0 ? "proved" : "NOT PROVED:", what, format_count(totals.tasks), format_count(totals.signals),
-        format_bytes(static_cast<double>(totals.network_bytes)),
-        format_bytes(static_cast<double>(totals.network_bytes_bound)), totals.violations, format_us(seconds * 1e6))
+                         "{} {}: {} tasks, {} signals, {} over the network (lower bound {}), {} violations; {}\n",
+                         totals.failed == 0 ? "proved" : "NOT PROVED:", what, format_count(totals.tasks),
+                         format_count(totals.signals), format_bytes(static_cast<double>(totals.network_bytes)),
+                         format_bytes(static_cast<double>(totals.network_bytes_bound)), totals.violations,
+                         format_us(seconds * 1e6))
                   << std::flush;
   }
   return totals.failed == 0 ? ExitCode::kGood : ExitCode::kCheckFailed;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "mkernel/attention.h"
 #include "mkernel/result.h"
 #include "mkernel/types.h"
 
@@ -185,6 +186,8 @@ class Operator {
  public:
   // Errors: kBadArgument, kOutOfMemory.
   static Result<Operator> create(World& world, const GemmOptions& options);
+  // The same, and kUnsupported on Device::kCuda, which has no kernel for it yet.
+  static Result<Operator> create(World& world, const AttentionOptions& options);
   Operator(Operator&&) noexcept;
   Operator& operator=(Operator&&) noexcept;
   ~Operator();
@@ -192,12 +195,16 @@ class Operator {
   MatrixShape a_shape(int rank) const;
   MatrixShape b_shape(int rank) const;
   MatrixShape c_shape(int rank) const;
+  // ring_attention: a rank's tokens of Q and O, and of K and V; see sequence_parts() for which. Else 0.
+  std::int64_t q_tokens(int rank) const;
+  std::int64_t kv_tokens(int rank) const;
   std::int64_t workspace_bytes() const;
 
   // Runs all ranks and returns when every rank's C is final. `arguments` has one entry per rank; with several processes
   // all of them call it, each with the one entry of its rank.
   // Errors: kBadArgument before anything starts; kTimeout, kPeerLost, kAborted afterwards.
   Result<RunReport> run(std::span<const GemmArguments> arguments, bool trace = false);
+  Result<RunReport> run(std::span<const AttentionArguments> arguments, bool trace = false);
 
   // Not on Device::kSim: one rank's part of a call, to be made from any thread of the process that runs the rank. Calls
   // of a rank run in the order of launch; ranks need no barrier between them. The matrices must stay valid until wait()
@@ -205,6 +212,7 @@ class Operator {
   // World::stream()), and the launch may be captured in a CUDA graph; then whoever replays it launches all ranks in the
   // same order.
   Status launch(int rank, const GemmArguments& arguments, void* stream = nullptr);
+  Status launch(int rank, const AttentionArguments& arguments, void* stream = nullptr);
   // Waits for all launches of this rank.
   Status wait(int rank);
 

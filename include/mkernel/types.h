@@ -9,9 +9,10 @@ namespace mkernel {
 enum class Dtype : std::uint8_t { kBf16, kFp16, kFp32 };
 
 // The fused operators.
-enum class Op : std::uint8_t { kAllGatherGemm, kGemmReduceScatter, kGemmAllReduce };
+enum class Op : std::uint8_t { kAllGatherGemm, kGemmReduceScatter, kGemmAllReduce, kRingAttention };
 
-inline constexpr int kOpCount = 3;
+inline constexpr int kOpCount = 4;
+inline constexpr int kGemmOpCount = 3;  // those before kRingAttention
 
 // Bytes of one element.
 constexpr std::int64_t dtype_bytes(Dtype dtype) { return dtype == Dtype::kFp32 ? 4 : 2; }
@@ -30,6 +31,7 @@ constexpr std::string_view op_name(Op op) {
     case Op::kAllGatherGemm: return "all_gather_gemm";
     case Op::kGemmReduceScatter: return "gemm_reduce_scatter";
     case Op::kGemmAllReduce: return "gemm_all_reduce";
+    case Op::kRingAttention: return "ring_attention";
   }
   return "?";
 }

@@ -5,12 +5,19 @@
 #include <cstddef>
 #include <vector>
 
+#include "exec/arguments.h"
+#include "exec/attend_math.h"
 #include "exec/tile_math.h"
-#include "mkernel/mkernel.h"
 #include "plan/heap_layout.h"
 #include "plan/operands.h"
 
 namespace mkernel {
+
+// Working memory of one thread, for every tile of a plan on every rank.
+struct Scratch {
+  TileScratch tile;
+  AttendScratch attend;
+};
 
 class Memory {
  public:
@@ -21,24 +28,25 @@ class Memory {
   std::byte* heap(std::int32_t rank) const { return heaps_[rank]; }
   // Names the matrices of `rank` for `epoch`. Must happen before any task of that rank and epoch; they are remembered
   // until epoch + 2.
-  void bind(std::int32_t rank, std::uint64_t epoch, const GemmArguments& arguments);
+  void bind(std::int32_t rank, std::uint64_t epoch, const Arguments& arguments);
 
   ConstMatrix read(const Access& access, std::uint64_t epoch) const;
   OutMatrix write(const Access& access, std::uint64_t epoch) const;
 
-  // Does what `task` says to memory: kGemm, kCopy, kReduce; nothing for kNone and for kPut, which the network does.
-  void act(std::int32_t rank, const Task& task, std::uint64_t epoch, TileScratch& scratch) const;
+  // Does what `task` says to memory; nothing for kNone and for kPut, which the network does.
+  void act(std::int32_t rank, const Task& task, std::uint64_t epoch, Scratch& scratch) const;
 
  private:
   OutMatrix resolve(const Access& access, std::uint64_t epoch) const;
+  OutMatrix resolve_attention(const Access& access, const AttentionArguments& arguments) const;
+  void attend(std::int32_t rank, const Task& task, std::uint64_t epoch, AttendScratch& scratch) const;
 
   Plan plan_;
   HeapLayout layout_;
   std::vector<std::byte*> heaps_;
-  std::vector<std::array<GemmArguments, 2>> arguments_;  // by rank and epoch parity
+  std::vector<std::array<Arguments, 2>> arguments_;  // by rank and epoch parity
 };
 
-// Scratch that fits every tile of the plan on every rank.
-TileScratch make_scratch(const Plan& plan);
+Scratch make_scratch(const Plan& plan);
 
 }  // namespace mkernel

@@ -81,10 +81,15 @@ GemmArguments Problem::arguments(std::int32_t rank) {
   return result;
 }
 
-std::vector<GemmArguments> Problem::arguments() {
+std::vector<GemmArguments> Problem::matrices() {
   std::vector<GemmArguments> result;
   for (std::int32_t rank = 0; rank < plan_.topo().world(); ++rank) result.push_back(arguments(rank));
   return result;
+}
+
+std::vector<Arguments> Problem::arguments() {
+  const std::vector<GemmArguments> all = matrices();
+  return {all.begin(), all.end()};
 }
 
 // The design's roundings: partial, node sum, result. A row at a time, so that the inner loops run along memory.

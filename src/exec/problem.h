@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "exec/arguments.h"
 #include "exec/tile_math.h"
-#include "mkernel/mkernel.h"
 #include "plan/plan.h"
 
 namespace mkernel {
@@ -17,7 +17,8 @@ class Problem {
   // `padding` elements stand between the rows of every matrix; those of C are checked to stay as they are.
   Problem(const Plan& plan, std::uint64_t seed, std::int64_t padding = 0);
 
-  std::vector<GemmArguments> arguments();
+  std::vector<Arguments> arguments();
+  std::vector<GemmArguments> matrices();  // the same
   GemmArguments arguments(std::int32_t rank);
   // Nothing when every element of every C has exactly the right bits and no byte beside them has changed; else a
   // sentence about the first that has not.

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "base/half.h"
+#include "exec/rounding.h"
 #include "plan/topology.h"
 
 // The bound
@@ -45,45 +45,9 @@ constexpr std::int64_t kColBlock = 256;
 constexpr std::int64_t kDepthBlock = 256;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kUnit32 = 0x1p-24;
-constexpr double kUnit64 = 0x1p-53;
 constexpr double kMaxFloat = std::numeric_limits<float>::max();
 
 using Block = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-
-double gamma(std::int64_t n, double unit) {
-  const double nu = static_cast<double>(n) * unit;
-  return nu < 1 ? nu / (1 - nu) : kInfinity;
-}
-
-// How a type rounds a sum.
-struct Rounding {
-  double unit = 0;              // unit roundoff
-  double eta = 0;               // half the smallest subnormal number
-  double overflow = kInfinity;  // the smallest magnitude that becomes infinite
-};
-
-Rounding rounding_to(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBf16: return {0x1p-8, 0x1p-134, 0x1.FFp127};  // half a unit (2^119) above the maximum 0x1.FEp127
-    case Dtype::kFp16: return {0x1p-11, 0x1p-25, 65520};       // half a unit (16) above the maximum 65504
-    case Dtype::kFp32: return {};                              // sums are fp32 already: no rounding
-  }
-  return {};
-}
-
-// rho of step 2, for any sum of magnitude up to `limit`.
-double rounding_error(double limit, const Rounding& to) { return std::max(to.unit * limit, std::min(limit, to.eta)); }
-
-double load(const ConstMatrix& m, std::int64_t row, std::int64_t col) {
-  const std::int64_t offset = row * m.row_stride + col * m.col_stride;
-  switch (m.dtype) {
-    case Dtype::kBf16: return bf16_to_float(static_cast<const std::uint16_t*>(m.data)[offset]);
-    case Dtype::kFp16: return fp16_to_float(static_cast<const std::uint16_t*>(m.data)[offset]);
-    case Dtype::kFp32: return static_cast<const float*>(m.data)[offset];
-  }
-  return 0;
-}
 
 // A sum of the computation: its exact value, how far the computed one may be off, and an upper limit for the sum of
 // the magnitudes of its computed terms.
@@ -142,10 +106,11 @@ class BlockCheck {
       a_block.resize(height_, depth);
       b_block.resize(depth, cols_);
       for (std::int64_t i = 0; i < height_; ++i) {
-        for (std::int64_t p = 0; p < depth; ++p) a_block(i, p) = load(a, rows_[static_cast<std::size_t>(i)], first + p);
+        for (std::int64_t p = 0; p < depth; ++p)
+          a_block(i, p) = load_element(a, rows_[static_cast<std::size_t>(i)], first + p);
       }
       for (std::int64_t p = 0; p < depth; ++p) {
-        for (std::int64_t j = 0; j < cols_; ++j) b_block(p, j) = load(b, first + p, col_ + j);
+        for (std::int64_t j = 0; j < cols_; ++j) b_block(p, j) = load_element(b, first + p, col_ + j);
       }
       product.value.noalias() += a_block * b_block;
       a_block = a_block.cwiseAbs();
@@ -289,8 +254,8 @@ CheckReport check_rows(const ReferenceSpec& spec, const ConstMatrix& a, const Co
       for (std::int64_t i = 0; i < static_cast<std::int64_t>(block_rows.size()); ++i) {
         const std::int64_t row = block_rows[static_cast<std::size_t>(i)];
         for (std::int64_t j = 0; j < cols; ++j) {
-          verdict.element(row, c + j, load(out, row, c + j), check.total().value(i, j), check.total().error(i, j),
-                          check.may_overflow(i, j));
+          verdict.element(row, c + j, load_element(out, row, c + j), check.total().value(i, j),
+                          check.total().error(i, j), check.may_overflow(i, j));
         }
       }
     }

@@ -27,7 +27,32 @@ std::array<Role, 3> Servers::order(int sm) const {
   }
 }
 
-Partition choose_partition(const Plan& plan, int sms, const RoleCosts& costs) {
+namespace {
+
+// What a rank's SMs do in one call: time of its arithmetic, bytes that they read and write within the node and for what
+// the network brings.
+struct Work {
+  double compute_ns = 0;
+  double intra_bytes = 0;
+  double recv_bytes = 0;
+};
+
+Work attention_work(const Plan& plan, const RoleCosts& costs) {
+  const PlanSpec& spec = plan.spec();
+  const AttentionSpec& a = spec.attention;
+  const double world = spec.topo.world();
+  const double heads = static_cast<double>(a.batch * a.heads);
+  const double pairs = static_cast<double>(a.seq_q) * static_cast<double>(a.seq_k) * (a.mask.causal ? 0.5 : 1.0);
+  const double shard = 2.0 * static_cast<double>(a.batch * a.kv_heads * a.dim * dtype_bytes(spec.dtype)) *
+                       static_cast<double>(a.seq_k) / world;
+  Work work;
+  work.compute_ns = 4 * heads * static_cast<double>(a.dim) * pairs / world / costs.attend_flops_per_ns;
+  work.intra_bytes = shard * ((spec.topo.nodes > 1 ? 2 : 0) + spec.topo.gpus);
+  work.recv_bytes = shard * (spec.topo.nodes - 1) * spec.topo.gpus;
+  return work;
+}
+
+Work gemm_work(const Plan& plan, const RoleCosts& costs) {
   const PlanSpec& spec = plan.spec();
   const std::int32_t gpus = spec.topo.gpus;
   const std::int32_t nodes = spec.topo.nodes;
@@ -60,14 +85,22 @@ Partition choose_partition(const Plan& plan, int sms, const RoleCosts& costs) {
       intra_bytes = part / gpus * gpus + (nodes == 1 ? out : part / gpus);
       recv_bytes = nodes == 1 ? 0 : nodes == 2 ? (2 * part / gpus + out) : (part / gpus + out / gpus + out);
       break;
+    case Op::kRingAttention: break;  // see attention_work()
   }
+  return {flops / costs.flops_per_ns, intra_bytes, recv_bytes};
+}
+
+}  // namespace
+
+Partition choose_partition(const Plan& plan, int sms, const RoleCosts& costs) {
+  const Work work = plan.spec().op == Op::kRingAttention ? attention_work(plan, costs) : gemm_work(plan, costs);
   struct Load {
     Role role;
     double ns;
     int sms;
-  } loads[] = {{Role::kCompute, flops / costs.flops_per_ns, 0},
-               {Role::kIntra, intra_bytes / costs.copy_bytes_per_ns, 0},
-               {Role::kRecv, recv_bytes / costs.copy_bytes_per_ns, 0}};
+  } loads[] = {{Role::kCompute, work.compute_ns, 0},
+               {Role::kIntra, work.intra_bytes / costs.copy_bytes_per_ns, 0},
+               {Role::kRecv, work.recv_bytes / costs.copy_bytes_per_ns, 0}};
   double total = 0;
   for (Load& load : loads) {
     if (plan.lanes(load.role) == 0) {

@@ -265,7 +265,7 @@ const char* Proxy::make_put(std::int32_t node, const Record& record, Put& put) {
   const Task task = source->task(config_.rank, Role::kSend, id.lane, id.index);
   if (task.action != Action::kPut) return "a record names a task that is no put";
   if (task.peer != rank_on(node)) return "a record lies in the ring of another destination";
-  if (task.src <= Buffer::kC || task.dst <= Buffer::kC) return "a put between buffers outside the heap";
+  if (!is_workspace(task.src) || !is_workspace(task.dst)) return "a put between buffers outside the heap";
   const Signal& signal = task.signals[0];
   if (!signal.stamp || signal.reach != Reach::kRank) return "a put without a stamp for its destination";
   if (signal.flag >= op.flag_count || task.length < 0) return "a put with a flag or a length out of range";

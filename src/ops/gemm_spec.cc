@@ -20,7 +20,7 @@ bool can_choose(const PlanSpec& spec) {
 }
 
 Status check_names(const GemmOptions& options) {
-  if (static_cast<int>(options.op) >= kOpCount) {
+  if (static_cast<int>(options.op) >= kGemmOpCount) {
     return bad_argument(fmt::format("op is {}: {} (0), {} (1) or {} (2) is accepted", static_cast<int>(options.op),
                                     op_name(Op::kAllGatherGemm), op_name(Op::kGemmReduceScatter),
                                     op_name(Op::kGemmAllReduce)));

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <thread>
 
+#include "exec/attention_problem.h"
+#include "ops/attention_spec.h"
 #include "ops/test_problem.h"
 #include "ops/test_world.h"
 #include "world/network.h"
@@ -110,6 +112,34 @@ TEST_F(ProcessesTest, LaunchesWithoutBarriersAndSeveralOperatorsOnOneWorld) {
       for (Operator& op : ops) ASSERT_TRUE(test::succeeded(op.wait(rank)));
     });
     for (auto& problem : problems) EXPECT_TRUE(problem->is_exact());
+  }
+}
+
+TEST_F(ProcessesTest, RingAttentionGivesTheSameBitsAsOneProcess) {
+  for (const test::Shape shape : {test::Shape{1, 3}, test::Shape{2, 2}, test::Shape{3, 1}}) {
+    AttentionOptions options;
+    options.dim = 16;
+    options.heads = 2;
+    options.seq_q = 150;
+    options.causal = options.zigzag = true;
+    options.bm = 16;
+    options.chunk_rows = 11;
+    options.slot_rounds = 2;
+    AttentionProblem problem(Plan(make_attention_spec({shape.nodes, shape.gpus}, options).value()), 3);
+    const std::string job = new_job();
+    for_ranks(shape.nodes * shape.gpus, [&](int rank) {
+      World world = test::make_world(options_of(shape, rank, job));
+      Result<Operator> op = Operator::create(world, options);
+      ASSERT_TRUE(test::succeeded(op));
+      const AttentionArguments arguments[] = {problem.arguments(rank)};
+      for (int run = 0; run < 4; ++run) {
+        const auto report = op->run(arguments);
+        ASSERT_TRUE(test::succeeded(report));
+        EXPECT_EQ(report->network_bytes, report->network_bytes_bound);
+      }
+    });
+    const auto wrong = problem.mismatch();
+    EXPECT_FALSE(wrong) << *wrong;
   }
 }
 

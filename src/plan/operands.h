@@ -5,8 +5,8 @@
 
 namespace mkernel {
 
-// A range of one rank's memory, of the acting epoch's parity. In A, B, C it is the rectangle `block`; in a workspace
-// buffer the elements [begin, end), which hold `block` row by row (packed), or rows of the gather buffer.
+// A range of one rank's memory, of the acting epoch's parity. In the caller's buffers it is the rectangle `block`; in a
+// workspace buffer the elements [begin, end), which hold `block` row by row (packed), or rows of the gather buffer.
 struct Access {
   std::int32_t rank = 0;
   Buffer buffer = Buffer::kA;
@@ -14,7 +14,7 @@ struct Access {
   std::int64_t begin = 0;
   std::int64_t end = 0;
 
-  MK_HD constexpr bool workspace() const { return buffer > Buffer::kC; }
+  MK_HD constexpr bool workspace() const { return is_workspace(buffer); }
   MK_HD constexpr bool empty() const { return workspace() ? begin == end : block.empty(); }
 };
 
@@ -32,6 +32,29 @@ MK_HD constexpr void for_each_rank(const Topology& topo, std::int32_t rank, Reac
   for (std::int32_t r = first; r < first + topo.gpus; ++r) {
     if (r != rank || reach == Reach::kNode) f(r);
   }
+}
+
+// The state of a tile of queries: (rows, dim) sums, then as many maxima and sums of weights.
+MK_HD constexpr Access state_access(const Plan& plan, std::int32_t rank, const Task& task) {
+  const std::int64_t dim = plan.spec().attention.dim;
+  const Block block{0, 0, task.block.rows, dim + 2};
+  return {rank, Buffer::kState, block, task.dst_offset, task.dst_offset + block.elements()};
+}
+
+// What kAttend reads: queries, keys and values (if any), then the state that it goes on from.
+template <class F>
+MK_HD constexpr void for_each_attend_read(const Plan& plan, std::int32_t rank, const Task& task, F&& f) {
+  if (task.block.empty()) return;
+  if (task.length > 0) {
+    const std::int64_t dim = plan.spec().attention.dim;
+    const bool own = task.src == Buffer::kK;
+    const Block keys{own ? task.src_offset : task.kv_position, 0, task.length / dim, dim};
+    const std::int64_t values = task.src_offset + task.length;
+    f(Access{rank, Buffer::kQ, task.block, 0, 0});
+    f(Access{rank, task.src, keys, task.src_offset, values});
+    f(Access{rank, own ? Buffer::kV : task.src, keys, values, values + task.length});
+  }
+  if (task.resume) f(state_access(plan, rank, task));
 }
 
 // Calls f(Access) for each source of `task`, in the order in which a reduction adds them. For kGemm: A, then B.
@@ -53,8 +76,10 @@ MK_HD constexpr void for_each_read(const Plan& plan, std::int32_t rank, const Ta
         }
         f(a);
         f(Access{rank, Buffer::kB, {0, task.block.col, k, task.block.cols}, 0, 0});
-      } else if (task.src == Buffer::kA) {
-        f(Access{rank, Buffer::kA, {task.src_offset, 0, task.block.rows, task.block.cols}, 0, 0});
+      } else if (task.action == Action::kAttend) {
+        for_each_attend_read(plan, rank, task, f);
+      } else if (!is_workspace(task.src)) {
+        f(Access{rank, task.src, {task.src_offset, 0, task.block.rows, task.block.cols}, 0, 0});
       } else {
         f(Access{rank, task.src, task.block, task.src_offset, task.src_offset + task.length});
       }
@@ -80,9 +105,20 @@ MK_HD constexpr void for_each_read(const Plan& plan, std::int32_t rank, const Ta
   }
 }
 
-// Calls f(Access) for each place that `task` writes; all get the same values.
+// Calls f(Access) for each place that `task` writes; all get the same values, but for kAttend, which writes its state,
+// or kO and kLse.
 template <class F>
 MK_HD constexpr void for_each_write(const Plan& plan, std::int32_t rank, const Task& task, F&& f) {
+  if (task.action == Action::kAttend) {
+    if (task.block.empty() || task.dst_reach == Reach::kNobody) return;
+    if (task.park) {
+      f(state_access(plan, rank, task));
+    } else {
+      f(Access{rank, task.dst, task.block, 0, 0});
+      f(Access{rank, Buffer::kLse, {task.block.row, 0, task.block.rows, 1}, 0, 0});
+    }
+    return;
+  }
   const std::int64_t length = task.length > 0 ? task.length : task.block.elements();
   for_each_rank(plan.topo(), rank, task.dst_reach, task.peer, [&](std::int32_t r) {
     Access access{r, task.dst, task.block, 0, 0};

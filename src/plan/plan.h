@@ -3,6 +3,7 @@
 #include "plan/all_gather_gemm.h"
 #include "plan/gemm_all_reduce.h"
 #include "plan/gemm_reduce_scatter.h"
+#include "plan/ring_attention.h"
 
 namespace mkernel {
 
@@ -13,6 +14,7 @@ class Plan {
     switch (spec_.op) {
       case Op::kAllGatherGemm: return f(all_gather_gemm_);
       case Op::kGemmReduceScatter: return f(gemm_reduce_scatter_);
+      case Op::kRingAttention: return f(ring_attention_);
       case Op::kGemmAllReduce: break;
     }
     return f(gemm_all_reduce_);
@@ -25,6 +27,7 @@ class Plan {
       case Op::kAllGatherGemm: all_gather_gemm_ = AllGatherGemmPlan::make(spec); break;
       case Op::kGemmReduceScatter: gemm_reduce_scatter_ = GemmReduceScatterPlan::make(spec); break;
       case Op::kGemmAllReduce: gemm_all_reduce_ = GemmAllReducePlan::make(spec); break;
+      case Op::kRingAttention: ring_attention_ = RingAttentionPlan::make(spec); break;
     }
   }
 
@@ -35,14 +38,19 @@ class Plan {
   MK_HD constexpr std::uint32_t flag_count() const {
     return visit([](const auto& p) { return p.flag_count(); });
   }
-  // Elements of a workspace buffer, per rank and parity; 0 for A, B, C and for buffers that this plan does not use.
+  // Elements of a workspace buffer, per rank and parity; 0 for the caller's and for buffers that this plan does not
+  // use.
   MK_HD constexpr std::int64_t buffer_elements(Buffer buffer) const {
     return visit([=](const auto& p) { return p.buffer_elements(buffer); });
   }
   MK_HD constexpr Dtype buffer_dtype(Buffer buffer) const {
+    if (buffer == Buffer::kState || buffer == Buffer::kLse) return Dtype::kFp32;
     const bool partial = buffer == Buffer::kPartial || buffer == Buffer::kNodePartial || buffer == Buffer::kArrival;
     return partial ? spec_.partial : spec_.dtype;
   }
+  // Whether a call that is not fused communicates first and computes afterwards, and not the other way round.
+  MK_HD constexpr bool gathers() const { return spec_.op == Op::kAllGatherGemm || spec_.op == Op::kRingAttention; }
+  const RingAttentionPlan& ring_attention() const { return ring_attention_; }
   // Elements from one row of kGather to the next.
   MK_HD constexpr std::int64_t gather_pitch() const { return all_gather_gemm_.pitch; }
 
@@ -87,6 +95,23 @@ class Plan {
     if (spec_.op == Op::kGemmReduceScatter) return {spec_.row_split().size(rank), spec_.n};
     return {spec_.m, spec_.n};
   }
+  // The caller's buffer of that name, as the matrix that Blocks count in.
+  MK_HD constexpr Extent extent(Buffer buffer, std::int32_t rank) const {
+    const AttentionSpec& a = spec_.attention;
+    const std::int64_t q_rows = a.batch * a.heads * a.q_split(spec_.topo).tokens(rank);
+    switch (buffer) {
+      case Buffer::kA: return a_extent(rank);
+      case Buffer::kB: return b_extent(rank);
+      case Buffer::kQ:
+      case Buffer::kO: return {q_rows, a.dim};
+      case Buffer::kK:
+      case Buffer::kV: return {a.batch * a.kv_heads * a.k_split(spec_.topo).tokens(rank), a.dim};
+      case Buffer::kLse: return {q_rows, 1};
+      default: return c_extent(rank);
+    }
+  }
+  // The one that results go into.
+  MK_HD constexpr Buffer output() const { return spec_.op == Op::kRingAttention ? Buffer::kO : Buffer::kC; }
   // The inner dimension of a rank's GEMM.
   MK_HD constexpr std::int64_t gemm_k(std::int32_t rank) const { return a_extent(rank).cols; }
 
@@ -95,6 +120,7 @@ class Plan {
   AllGatherGemmPlan all_gather_gemm_;
   GemmReduceScatterPlan gemm_reduce_scatter_;
   GemmAllReducePlan gemm_all_reduce_;
+  RingAttentionPlan ring_attention_;
 };
 
 // A send task's number in its command record, and back: lanes are interleaved, so both ways are one division.

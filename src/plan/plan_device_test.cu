@@ -55,7 +55,7 @@ int main() {
   constexpr std::int64_t kSizes[] = {0, 1, 129, 1000, 8192, 1 << 20};
   Totals totals;
   int plans = 0;
-  for (int op = 0; op < kOpCount; ++op) {
+  for (int op = 0; op < kGemmOpCount; ++op) {
     for (const Topology& topo : kWorlds) {
       for (const std::int64_t size : kSizes) {
         PlanSpec spec;

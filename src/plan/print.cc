@@ -66,7 +66,27 @@ std::string destination_text(const Plan& plan, std::int32_t rank, const Task& ta
   return text;
 }
 
+// "fold keys 64:128 (chunk at 4096) into state at 0 of O[0:16, :]".
+std::string attend_text(const Task& task) {
+  const std::string rows = fmt::format("{}[{}, :]", buffer_name(task.dst), range_text(task.block.row, task.block.rows));
+  const std::int64_t keys = task.block.cols > 0 ? task.length / task.block.cols : 0;
+  std::string text = keys > 0 ? fmt::format("fold keys {} ({} at {})", range_text(task.kv_position, keys),
+                                            buffer_name(task.src), task.src_offset)
+                              : fmt::format("fold none of the keys from {} on", task.kv_position);
+  if (task.resume) text += fmt::format(" after state at {}", task.dst_offset);
+  return text + (task.park ? fmt::format(" into state at {} of {}", task.dst_offset, rows) : " into " + rows);
+}
+
+// A piece of a chunk of keys or values.
+std::string piece_text(const Plan& plan, std::int32_t rank, const Task& task) {
+  return fmt::format("copy {}{} at {} to {} at {}{}: tokens {}", is_workspace(task.src) ? "" : "own ",
+                     buffer_name(task.src), task.src_offset, buffer_name(task.dst), task.dst_offset,
+                     on_text(plan.topo(), rank, task.dst_reach, task.peer),
+                     range_text(task.block.row, task.block.rows));
+}
+
 std::string copy_text(const Plan& plan, std::int32_t rank, const Task& task) {
+  if (task.dst == Buffer::kKv) return piece_text(plan, rank, task);
   if (task.dst != Buffer::kGather) {
     return fmt::format("{} = {} at {}", destination_text(plan, rank, task), buffer_name(task.src), task.src_offset);
   }
@@ -145,9 +165,25 @@ std::string work_text(const Plan& plan, std::int32_t rank, const Task& task) {
 
 std::string extent_text(const Plan::Extent& extent) { return fmt::format("{} x {}", extent.rows, extent.cols); }
 
+void print_attention_shape(const Plan& plan, std::int32_t rank, std::string& out) {
+  const PlanSpec& spec = plan.spec();
+  const Topology& topo = plan.topo();
+  const AttentionSpec& a = spec.attention;
+  const RingAttentionPlan& ring = plan.ring_attention();
+  auto to = std::back_inserter(out);
+  fmt::format_to(to, "{}, {}", op_name(spec.op), attention_text(spec));
+  fmt::format_to(to, "\nrank {} of {}: node {} of {}, GPU {} of {}\n", rank, topo.world(), topo.node_of(rank),
+                 topo.nodes, topo.gpu_of(rank), topo.gpus);
+  fmt::format_to(to, "its tokens: {} of Q, {} of K and V\n", a.q_split(topo).tokens(rank),
+                 a.k_split(topo).tokens(rank));
+  fmt::format_to(to, "tiles of {} queries, chunks of {} tokens, slots for {} of {} rounds\n", spec.tiling.bm,
+                 spec.tiling.chunk_rows, ring.depth, ring.rounds);
+}
+
 void print_shape(const Plan& plan, std::int32_t rank, std::string& out) {
   const PlanSpec& spec = plan.spec();
   const Topology& topo = plan.topo();
+  if (spec.op == Op::kRingAttention) return print_attention_shape(plan, rank, out);
   auto to = std::back_inserter(out);
   fmt::format_to(to, "{}, m = {}, n = {}, k = {}, {}", op_name(spec.op), spec.m, spec.n, spec.k,
                  dtype_name(spec.dtype));
@@ -205,16 +241,39 @@ void print_lane(const PlanSource& source, std::int32_t rank, Role role, std::int
 
 }  // namespace
 
+std::string attention_text(const PlanSpec& spec) {
+  const AttentionSpec& a = spec.attention;
+  std::string text = fmt::format("{} x {} queries and {} keys of {} and {} heads of {}, {}", a.batch, a.seq_q, a.seq_k,
+                                 a.heads, a.kv_heads, a.dim, dtype_name(spec.dtype));
+  if (a.mask.causal) text += ", causal";
+  if (a.mask.left >= 0) text += fmt::format(", {} keys to the left", a.mask.left);
+  if (a.mask.right >= 0) text += fmt::format(", {} keys to the right", a.mask.right);
+  if (a.zigzag) text += ", zigzag";
+  if (a.packed) text += ", packed";
+  return text;
+}
+
+std::string shape_text(const PlanSpec& spec) {
+  return spec.op == Op::kRingAttention ? attention_text(spec) : fmt::format("{} x {} x {}", spec.m, spec.n, spec.k);
+}
+
 std::string_view buffer_name(Buffer buffer) {
   switch (buffer) {
     case Buffer::kA: return "A";
     case Buffer::kB: return "B";
     case Buffer::kC: return "C";
+    case Buffer::kQ: return "Q";
+    case Buffer::kK: return "K";
+    case Buffer::kV: return "V";
+    case Buffer::kO: return "O";
+    case Buffer::kLse: return "log-sum-exp";
     case Buffer::kGather: return "gathered A";
     case Buffer::kPartial: return "partial";
     case Buffer::kNodePartial: return "node sum";
     case Buffer::kArrival: return "arrival";
     case Buffer::kResult: return "result";
+    case Buffer::kKv: return "chunk";
+    case Buffer::kState: return "state";
   }
   return "?";
 }
@@ -247,6 +306,7 @@ std::string describe_action(const Plan& plan, std::int32_t rank, const Task& tas
     case Action::kCopy: return copy_text(plan, rank, task);
     case Action::kReduce: return reduce_text(plan, rank, task);
     case Action::kPut: return put_text(plan, task);
+    case Action::kAttend: return attend_text(task);
   }
   return "?";
 }

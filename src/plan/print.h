@@ -8,6 +8,12 @@
 
 namespace mkernel {
 
+// "1 x 4096 queries and 4096 keys of 8 and 2 heads of 128, bf16, causal, zigzag".
+std::string attention_text(const PlanSpec& spec);
+
+// The same for ring_attention, and "1024 x 512 x 256" (m, n, k) for the others.
+std::string shape_text(const PlanSpec& spec);
+
 // "C", "partial", "node sum" and so on.
 std::string_view buffer_name(Buffer buffer);
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "mkernel/types.h"
+#include "plan/attention_spec.h"
 #include "plan/task.h"
 #include "plan/tiles.h"
 #include "plan/topology.h"
@@ -10,7 +11,8 @@
 namespace mkernel {
 
 // C (M, N) = A (M, K) * B (K, N), global sizes. all_gather_gemm divides the rows of A and the columns of B and C over
-// the ranks; gemm_reduce_scatter divides K and the rows of C; gemm_all_reduce divides K.
+// the ranks; gemm_reduce_scatter divides K and the rows of C; gemm_all_reduce divides K. ring_attention: see
+// plan/attention_spec.h.
 struct PlanSpec {
   Op op = Op::kGemmAllReduce;
   Topology topo;
@@ -20,6 +22,7 @@ struct PlanSpec {
   Dtype dtype = Dtype::kBf16;    // A, B, C
   Dtype partial = Dtype::kBf16;  // sums between GPUs: the type of C, or fp32
   Tiling tiling;
+  AttentionSpec attention;  // kRingAttention only; then m, n and k are 0
 
   // Rows of A (all_gather_gemm) or of C (gemm_reduce_scatter) that a rank owns.
   MK_HD constexpr Split row_split() const { return {m, topo.world()}; }

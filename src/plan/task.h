@@ -17,22 +17,33 @@ enum class Action : std::uint8_t {
   kCopy,    // dst = src, byte by byte
   kReduce,  // dst = round(sum of the sources in their stated order, in fp32)
   kPut,     // network write of a contiguous range to `peer`, followed by its stamp
+  kAttend,  // folds keys and values into the running state of a tile of queries (ring_attention)
 };
 
-// The memory a plan speaks of. A, B and C are the caller's and are touched by their own rank only, with one exception:
-// in gemm_all_reduce the reducing GPU writes finished tiles into the C of its node's GPUs. All else is workspace in the
-// symmetric heap, twice, by epoch parity.
+// The memory a plan speaks of. What stands before kGather is the caller's and is touched by its own rank only, with one
+// exception: in gemm_all_reduce the reducing GPU writes finished tiles into the C of its node's GPUs. All else is
+// workspace in the symmetric heap, twice, by epoch parity.
 enum class Buffer : std::uint8_t {
   kA,            // (rows, K) input
   kB,            // (K, cols) input
   kC,            // (rows, cols) output
+  kQ,            // (batch * heads * tokens, dim) queries
+  kK,            // (batch * kv_heads * tokens, dim) keys
+  kV,            // as kK, values
+  kO,            // as kQ, output
+  kLse,          // (batch * heads * tokens, 1) fp32 log-sum-exp of the scaled scores, output
   kGather,       // (M, pitch) rows of A of every rank, row-major, in the input type
   kPartial,      // own GEMM results, packed tiles, partial type; read by the GPUs of the node
   kNodePartial,  // sums over the node, packed tiles, partial type; read by the network
   kArrival,      // node sums of other nodes, packed tiles, partial type; written by the network
   kResult,       // finished tiles, packed, output type; read and written by the network
+  kKv,           // chunks of keys and values: own ones for the network to read, then slots for those of other ranks
+  kState,        // running state of each tile of queries between its kAttend tasks, fp32; touched by its own rank only
 };
-inline constexpr int kBufferCount = 8;
+inline constexpr int kBufferCount = 15;
+
+MK_HD constexpr bool is_workspace(Buffer buffer) { return buffer >= Buffer::kGather; }
+MK_HD constexpr bool is_output(Buffer buffer) { return buffer == Buffer::kC || buffer == Buffer::kO; }
 
 // Waits until every one of the `span` flags from `flag` on, in the waiting rank's own heap, has reached
 // use * count (signed distance, so flags may wrap). Counters of a range share one count; stamps have count 1.
@@ -79,15 +90,18 @@ struct Task {
   Buffer dst = Buffer::kC;
   Reach dst_reach = Reach::kNobody;  // whose `dst` is written
   bool keep_result = false;          // the same values also go to own kResult at `dst_offset`
+  bool resume = false;               // kAttend: goes on from the state at `dst_offset`, else begins
+  bool park = false;                 // kAttend: leaves its state there, else writes kO and kLse
   std::int32_t peer = -1;            // the destination of kPut, else the rank a person would name; -1: none
   Wait waits[2];
   Signal signals[2];
-  Block block;                      // rectangle of C; for copies of A: rows of `block.row` on, all K columns
-  std::int64_t src_offset = 0;      // first element in a heap buffer; for kA the row of A
+  Block block;                      // rectangle of C or kO; for copies of A: rows of `block.row` on, all K columns
+  std::int64_t src_offset = 0;      // first element in a heap buffer; for kA, kK and kV the row
   std::int64_t arrival_offset = 0;  // see Source::kRail
   std::int64_t arrival_stride = 0;
   std::int64_t dst_offset = 0;  // packed offset in a heap buffer; unused when dst is kC
-  std::int64_t length = 0;      // elements that kPut and heap copies move
+  std::int64_t length = 0;      // elements that kPut and heap copies move; kAttend: elements of keys, as many of values
+  std::int64_t kv_position = 0;  // kAttend: the place of the first key in the whole sequence
 
   bool operator==(const Task&) const = default;
 };

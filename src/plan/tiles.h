@@ -21,11 +21,11 @@ struct Block {
 
 // The sizes that a plan is cut by. Chosen by choose_tiling() (plan/tiling.h) or given by the caller.
 struct Tiling {
-  std::int32_t bm = 128;          // rows of a tile
+  std::int32_t bm = 128;          // rows of a tile (of queries, in ring_attention)
   std::int32_t bn = 256;          // columns of a tile
   std::int32_t band = 4;          // tile rows that are visited together, column by column (for the L2 cache)
   std::int32_t chunk_tiles = 8;   // tiles per network write (GEMM+RS, GEMM+AR)
-  std::int32_t chunk_rows = 512;  // rows of A per copy and network write (AG+GEMM); a multiple of bm
+  std::int32_t chunk_rows = 512;  // rows of A per network write (AG+GEMM), a multiple of bm; tokens (ring_attention)
   std::int32_t copy_rows = 64;    // rows of A that one copy moves; a chunk is one network write but several copies
   std::int32_t pitch_align = 1;  // the row pitch of gathered A is a multiple of this many elements (TMA wants 16 bytes)
 };

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <iterator>
 
+#include "plan/attention_tiling.h"
 #include "plan/tiling.h"
 
 namespace mkernel {
@@ -78,12 +79,61 @@ PlanSpec scarce(Op op, const Topology& topo) {
   return spec;
 }
 
+// Attention over `topo`, the `turn`-th: every mask, every sharing of heads, both divisions, few slots and all, lengths
+// below the world and 0, unequal numbers of queries and keys.
+PlanSpec attention_case(const Topology& topo, std::size_t turn) {
+  constexpr std::int64_t kLengths[] = {37, 0, 130, 7, 64, 1, 99};
+  constexpr AttentionMask kMasks[] = {{}, {true, -1, -1}, {true, 9, -1}, {false, 5, 3}, {false, 0, 0}, {false, -1, 2}};
+  constexpr struct {
+    std::int64_t batch, heads, kv_heads;
+  } kHeads[] = {{1, 1, 1}, {1, 4, 2}, {2, 3, 1}, {1, 2, 2}, {2, 2, 1}};
+  constexpr std::int64_t kRounds[] = {1, 0, 2, 3};
+  PlanSpec spec;
+  spec.op = Op::kRingAttention;
+  spec.topo = topo;
+  spec.dtype = spec.partial = kTypes[turn % std::size(kTypes)].dtype;
+  AttentionSpec& a = spec.attention;
+  a.seq_q = kLengths[turn % std::size(kLengths)];
+  a.seq_k = turn % 3 == 2 ? kLengths[turn / 3 % std::size(kLengths)] : a.seq_q;
+  const auto& heads = kHeads[turn % std::size(kHeads)];
+  a.batch = heads.batch;
+  a.heads = heads.heads;
+  a.kv_heads = heads.kv_heads;
+  a.dim = 8;
+  a.mask = kMasks[turn % std::size(kMasks)];
+  a.zigzag = turn % 4 < 2;
+  a.packed = a.batch == 1 && turn % 7 == 3;
+  a.slot_rounds = kRounds[turn / 2 % std::size(kRounds)];
+  if (turn % 5 == 4) {
+    spec.tiling = choose_attention_tiling(spec);
+  } else {
+    spec.tiling.bm = 4 << turn % 3;
+    spec.tiling.chunk_rows = static_cast<std::int32_t>(1 + turn * 5 % 11);
+  }
+  return spec;
+}
+
 PlanSpec field_case(Op op, const Topology& topo, std::int64_t size) {
   PlanSpec spec;
   spec.op = op;
   spec.topo = topo;
   spec.m = spec.n = spec.k = size;
   spec.tiling = choose_tiling(spec);
+  return spec;
+}
+
+// Eight query heads over one key head, as one GPU of a larger model has them.
+PlanSpec attention_field_case(const Topology& topo, std::int64_t tokens, bool causal) {
+  PlanSpec spec;
+  spec.op = Op::kRingAttention;
+  spec.topo = topo;
+  AttentionSpec& a = spec.attention;
+  a.heads = 8;
+  a.dim = 128;
+  a.seq_q = a.seq_k = tokens;
+  a.mask.causal = a.zigzag = causal;
+  a.slot_rounds = causal ? 2 : 0;
+  spec.tiling = choose_attention_tiling(spec);
   return spec;
 }
 
@@ -98,14 +148,17 @@ std::vector<PlanSpec> field_cases() {
     for (const Op op : kOps) {
       for (const std::int64_t size : kFieldSizes) cases.push_back(field_case(op, topo, size));
     }
+    for (const bool causal : {false, true}) cases.push_back(attention_field_case(topo, 32768, causal));
   }
   return cases;
 }
 
 std::vector<PlanSpec> small_cases() {
   constexpr int kPerTopology = 6;
+  constexpr int kAttentionPerTopology = 9;
   std::vector<PlanSpec> cases;
   Dealer dealer;
+  std::size_t attention_turn = 0;
   for (const std::int32_t world : kWorlds) {
     for (std::int32_t nodes = 1; nodes <= world; ++nodes) {
       if (world % nodes != 0) continue;
@@ -114,6 +167,7 @@ std::vector<PlanSpec> small_cases() {
         for (int i = 0; i < kPerTopology; ++i) cases.push_back(dealer.deal(op, topo));
         cases.push_back(scarce(op, topo));
       }
+      for (int i = 0; i < kAttentionPerTopology; ++i) cases.push_back(attention_case(topo, attention_turn++));
     }
   }
   return cases;

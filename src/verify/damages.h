@@ -32,7 +32,6 @@ std::vector<Damage> wait_damages();
 std::vector<Damage> data_damages();
 std::vector<Damage> put_damages();
 
-inline bool workspace(Buffer buffer) { return buffer > Buffer::kC; }
 inline bool signals_any(const Task& task) { return task.signals[0].reach != Reach::kNobody; }
 inline bool moves_data(const Task& task) {
   return task.action == Action::kPut ? task.length > 0 : task.action != Action::kNone && !task.block.empty();

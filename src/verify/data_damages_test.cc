@@ -146,7 +146,8 @@ std::vector<Damage> data_damages() {
                   "",
                   [](const MutatedSource& source, const Place& place, Task& task) {
                     const std::optional<Task> other = sibling(source, place, task);
-                    if (!moves_data(task) || !other || !workspace(task.dst) || other->dst_offset == task.dst_offset) {
+                    if (!moves_data(task) || !other || !is_workspace(task.dst) ||
+                        other->dst_offset == task.dst_offset) {
                       return false;
                     }
                     task.dst_offset = other->dst_offset;
@@ -157,7 +158,7 @@ std::vector<Damage> data_damages() {
                   kAllOps,
                   "",
                   [](const MutatedSource&, const Place&, Task& task) {
-                    if (!moves_data(task) || !workspace(task.dst)) return false;
+                    if (!moves_data(task) || !is_workspace(task.dst)) return false;
                     ++task.dst_offset;
                     return true;
                   }});

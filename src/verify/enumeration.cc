@@ -14,8 +14,6 @@ namespace {
 constexpr std::int64_t kMaxLaneTasks = (std::int64_t{1} << 31) - 1;
 constexpr std::int64_t kMaxSendIds = std::int64_t{1} << 24;  // the task field of a command record
 
-bool workspace(Buffer buffer) { return buffer > Buffer::kC; }
-
 bool blank(const Task& task) {
   return task.source == Source::kNone && task.dst_reach == Reach::kNobody && !task.keep_result &&
          task.waits[0].span == 0 && task.waits[1].span == 0 && task.signals[0].reach == Reach::kNobody &&
@@ -23,8 +21,8 @@ bool blank(const Task& task) {
 }
 
 bool fields_exist(const Task& task) {
-  return task.action <= Action::kPut && task.source <= Source::kRail && task.src <= Buffer::kResult &&
-         task.dst <= Buffer::kResult && task.dst_reach <= Reach::kRank && task.signals[0].reach <= Reach::kRank &&
+  return task.action <= Action::kAttend && task.source <= Source::kRail && task.src <= Buffer::kState &&
+         task.dst <= Buffer::kState && task.dst_reach <= Reach::kRank && task.signals[0].reach <= Reach::kRank &&
          task.signals[1].reach <= Reach::kRank && task.block.rows >= 0 && task.block.cols >= 0 && task.length >= 0;
 }
 
@@ -40,8 +38,8 @@ struct Fault {
 };
 
 Fault fault_of_put(const Topology& topo, std::int32_t rank, const Task& task) {
-  if (task.source != Source::kOwn || !workspace(task.src) || !workspace(task.dst) || task.dst_reach != Reach::kRank ||
-      task.keep_result) {
+  if (task.source != Source::kOwn || !is_workspace(task.src) || !is_workspace(task.dst) ||
+      task.dst_reach != Reach::kRank || task.keep_result) {
     return {ViolationKind::kMalformed, "a put moves own workspace into the workspace of its peer"};
   }
   if (topo.node_of(task.peer) == topo.node_of(rank)) {
@@ -58,11 +56,14 @@ Fault fault_of_put(const Topology& topo, std::int32_t rank, const Task& task) {
   return {};
 }
 
-Fault fault_of_local(const Topology& topo, std::int32_t rank, const Task& task) {
+Fault fault_of_local(Op op, Role role, const Topology& topo, std::int32_t rank, const Task& task) {
   if (names_peer(task) && topo.node_of(task.peer) != topo.node_of(rank)) {
     return {ViolationKind::kMalformed, "it reaches another node without a put"};
   }
   const bool tile_out = task.dst == Buffer::kC || task.dst == Buffer::kPartial || task.dst == Buffer::kNodePartial;
+  if ((task.action == Action::kAttend) != (op == Op::kRingAttention && role == Role::kCompute)) {
+    return {ViolationKind::kMalformed, "ring_attention computes by folding in keys, and the others never do"};
+  }
   if (task.keep_result && (task.action != Action::kReduce || task.dst != Buffer::kC)) {
     return {ViolationKind::kMalformed, "only a sum that goes into C can be kept as a result too"};
   }
@@ -71,18 +72,30 @@ Fault fault_of_local(const Topology& topo, std::int32_t rank, const Task& task) 
       if (task.source == Source::kOwn && (task.src == Buffer::kA || task.src == Buffer::kGather) && tile_out) return {};
       return {ViolationKind::kMalformed, "a product takes A or gathered A and goes into C or partial sums"};
     case Action::kReduce:
-      if ((task.source == Source::kNode || task.source == Source::kRail) && workspace(task.src) && tile_out) return {};
+      if ((task.source == Source::kNode || task.source == Source::kRail) && is_workspace(task.src) && tile_out)
+        return {};
       return {ViolationKind::kMalformed,
               "a sum takes workspace of the node or the rail and goes into C or partial sums"};
+    case Action::kAttend:
+      if (task.source == Source::kOwn && (task.src == Buffer::kK || task.src == Buffer::kKv) &&
+          task.dst == Buffer::kO && task.dst_reach == Reach::kSelf) {
+        return {};
+      }
+      return {ViolationKind::kMalformed, "folding takes own keys or chunks of keys and goes into own O"};
     default: break;
   }
+  if (op == Op::kRingAttention) {
+    const bool keys = task.src == Buffer::kK || task.src == Buffer::kV || task.src == Buffer::kKv;
+    if (task.source == Source::kOwn && keys && task.dst == Buffer::kKv) return {};
+    return {ViolationKind::kMalformed, "a copy takes own keys, values or chunks into chunks"};
+  }
   const bool from_a = task.src == Buffer::kA && task.dst == Buffer::kGather;
-  const bool from_heap = workspace(task.src) && (workspace(task.dst) || task.dst == Buffer::kC);
+  const bool from_heap = is_workspace(task.src) && (is_workspace(task.dst) || task.dst == Buffer::kC);
   if (task.source == Source::kOwn && (from_a || from_heap)) return {};
   return {ViolationKind::kMalformed, "a copy takes own A into gathered A, or own workspace into workspace or C"};
 }
 
-Fault fault_of(const Topology& topo, std::int32_t rank, Role role, const Task& task) {
+Fault fault_of(Op op, const Topology& topo, std::int32_t rank, Role role, const Task& task) {
   if (!fields_exist(task)) return {ViolationKind::kMalformed, "a field has a value that does not exist"};
   if (task.action == Action::kNone) {
     if (blank(task)) return {};
@@ -94,7 +107,7 @@ Fault fault_of(const Topology& topo, std::int32_t rank, Role role, const Task& t
   if (names_peer(task) && (task.peer < 0 || task.peer >= topo.world())) {
     return {ViolationKind::kMalformed, "its peer is not a rank"};
   }
-  return task.action == Action::kPut ? fault_of_put(topo, rank, task) : fault_of_local(topo, rank, task);
+  return task.action == Action::kPut ? fault_of_put(topo, rank, task) : fault_of_local(op, role, topo, rank, task);
 }
 
 bool within(const Plan& plan, const Access& access) {
@@ -102,9 +115,7 @@ bool within(const Plan& plan, const Access& access) {
     return access.begin >= 0 && access.begin <= access.end && access.end <= plan.buffer_elements(access.buffer);
   }
   if (access.empty()) return true;
-  Plan::Extent extent = plan.c_extent(access.rank);
-  if (access.buffer == Buffer::kA) extent = plan.a_extent(access.rank);
-  if (access.buffer == Buffer::kB) extent = plan.b_extent(access.rank);
+  const Plan::Extent extent = plan.extent(access.buffer, access.rank);
   const Block& block = access.block;
   return block.row >= 0 && block.col >= 0 && block.row + block.rows <= extent.rows &&
          block.col + block.cols <= extent.cols;
@@ -170,7 +181,7 @@ void Enumeration::add_lane(const PlanSource& source, std::int32_t rank, Role rol
 
 // A malformed task is replaced by a slot without work.
 bool Enumeration::check(const Place& place, Task& task, Findings& findings) const {
-  const Fault fault = fault_of(topo(), place.rank, place.role, task);
+  const Fault fault = fault_of(plan_.spec().op, topo(), place.rank, place.role, task);
   if (fault.text.empty()) return task.action != Action::kNone;
   findings.add(fault.kind, place, [&] { return fmt::format("{}: {}", action_name(plan_, place, task), fault.text); });
   task = Task{};

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "plan/print.h"
 #include "verify/signals.h"
@@ -39,7 +40,7 @@ class Run {
         next_waiter_(all.lanes().size(), kNoLane),
         blocked_(all.lanes().size()) {}
 
-  void run();
+  std::vector<TaskId> run();
   void report(Findings& findings) const;
 
  private:
@@ -70,9 +71,10 @@ class Run {
   std::vector<LaneId> next_waiter_;
   std::vector<Blocked> blocked_;
   std::vector<LaneId> ready_;
+  std::vector<TaskId> order_;
 };
 
-void Run::run() {
+std::vector<TaskId> Run::run() {
   for (std::size_t lane = all_.lanes().size(); lane-- > 0;) ready_.push_back(static_cast<LaneId>(lane));
   while (!ready_.empty()) {
     const LaneId lane = ready_.back();
@@ -85,6 +87,7 @@ void Run::run() {
     for (std::uint32_t i = 0; i < wait.span; ++i) knowledge_.hear(all_.flag_id(rank, wait.flag + i));
     knowledge_.end_task(rank);
   }
+  return std::move(order_);
 }
 
 // Runs tasks of a lane until one has to wait, and leaves the lane with the flag that it waits for.
@@ -103,6 +106,7 @@ void Run::serve(LaneId id) {
       return;
     }
     execute(lane, task);
+    order_.push_back(lane.first + done);
   }
 }
 
@@ -234,10 +238,11 @@ void Run::report(Findings& findings) const {
 
 }  // namespace
 
-void run_plan(const Enumeration& all, Knowledge& knowledge, Findings& findings) {
+std::vector<TaskId> run_plan(const Enumeration& all, Knowledge& knowledge, Findings& findings) {
   Run run(all, knowledge);
-  run.run();
+  std::vector<TaskId> order = run.run();
   run.report(findings);
+  return order;
 }
 
 }  // namespace mkernel

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "plan/print.h"
 #include "verify/dataflow.h"
 
 namespace mkernel {
@@ -129,7 +130,7 @@ struct OutputIndex {
     const auto for_each_output = [&](auto&& f) {
       for_each_task(all, [&](const Lane& lane, TaskId id, const Task& task) {
         for_each_write(all.plan(), lane.rank, task, [&](const Access& access) {
-          if (access.buffer == Buffer::kC && !access.empty()) f(static_cast<std::size_t>(access.rank), lane.rank, id);
+          if (is_output(access.buffer) && !access.empty()) f(static_cast<std::size_t>(access.rank), lane.rank, id);
         });
       });
     };
@@ -152,7 +153,7 @@ void check_outputs(const Enumeration& all, const FlagTable& flags, const Knowled
   for (std::int32_t rank = 0; rank < all.world(); ++rank) {
     const OutputWrite* const begin = index.writes.data() + index.first[static_cast<std::size_t>(rank)];
     const OutputWrite* const end = index.writes.data() + index.first[static_cast<std::size_t>(rank) + 1];
-    OutputCells cells(all.plan().c_extent(rank));
+    OutputCells cells(all.plan().extent(all.plan().output(), rank));
     for (const OutputWrite* write = begin; write != end; ++write) cells.add_edges(all.tasks()[write->task].block);
     cells.make_cells();
     for (const OutputWrite* write = begin; write != end; ++write) {
@@ -160,8 +161,8 @@ void check_outputs(const Enumeration& all, const FlagTable& flags, const Knowled
       const TaskId before = cells.write(task.block, write->task);
       if (before != kNoTask) {
         findings.add(ViolationKind::kWrittenTwice, all.place(write->task), [&] {
-          return fmt::format("{} writes part of C of rank {} that {} also writes", all.name(write->task), rank,
-                             all.name(before));
+          return fmt::format("{} writes part of {} of rank {} that {} also writes", all.name(write->task),
+                             buffer_name(all.plan().output()), rank, all.name(before));
         });
       }
       if (write->writer == rank) continue;
@@ -180,8 +181,8 @@ void check_outputs(const Enumeration& all, const FlagTable& flags, const Knowled
     }
     cells.for_each_hole([&](const Block& hole) {
       findings.add(ViolationKind::kNeverWritten, {rank}, [&] {
-        return fmt::format("nobody writes C[{}:{}, {}:{}] of rank {}", hole.row, hole.row + hole.rows, hole.col,
-                           hole.col + hole.cols, rank);
+        return fmt::format("nobody writes {}[{}:{}, {}:{}] of rank {}", buffer_name(all.plan().output()), hole.row,
+                           hole.row + hole.rows, hole.col, hole.col + hole.cols, rank);
       });
     });
   }

@@ -67,8 +67,9 @@ class Knowledge {
 };
 
 // Runs the plan with one server per lane, in order, each task as soon as its waits are met, and reports the tasks that
-// never run. Why this proves that any SM partition runs it to the end: see liveness.cc.
-void run_plan(const Enumeration& all, Knowledge& knowledge, Findings& findings);
+// never run. Why this proves that any SM partition runs it to the end: see liveness.cc. Returns the tasks that ran, in
+// this order.
+std::vector<TaskId> run_plan(const Enumeration& all, Knowledge& knowledge, Findings& findings);
 
 // Reports signals that may reach a flag which a rank still waits for two epochs earlier.
 void check_flag_reuse(const Enumeration& all, const Knowledge& knowledge, Findings& findings);

@@ -1,5 +1,6 @@
 #include "verify/verify.h"
 
+#include "verify/attention.h"
 #include "verify/dataflow.h"
 #include "verify/memory.h"
 #include "verify/network.h"
@@ -33,13 +34,15 @@ VerifyReport verify(const PlanSource& source) {
   report.signals = flags.signals();
 
   Knowledge knowledge(all.flag_ids(), all.world());
-  run_plan(all, knowledge, findings);
+  const std::vector<TaskId> order = run_plan(all, knowledge, findings);
   // A plan that gets stuck does not spread its signs; what it lacks would only repeat the deadlock in other words.
   const bool reuse = !findings.any(ViolationKind::kDeadlock);
   if (reuse) check_flag_reuse(all, knowledge, findings);
 
   check_outputs(all, flags, knowledge, findings);
-  {
+  if (source.plan().spec().op == Op::kRingAttention) {
+    check_attention(all, order, knowledge, reuse, findings);
+  } else {
     const WriteIndex writes(all, findings);
     check_dataflow(all, writes, knowledge, reuse, findings);
   }

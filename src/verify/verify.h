@@ -19,7 +19,7 @@ enum class ViolationKind : std::uint8_t {
   kUnordered,     // two accesses that no chain of signals puts in order
   kUnbalanced,    // a flag whose raises per use are not what its waits want
   kDeadlock,      // a task that never runs
-  kOverwrite,     // memory or a flag that is written again two epochs later while it may still be in use
+  kOverwrite,     // memory or a flag that is written again while it may still be in use, in this epoch or two later
   kNetwork,       // bytes that differ from the lower bound, or a path off the rail
 };
 inline constexpr int kViolationKindCount = 10;

@@ -58,7 +58,7 @@ class GpuProblem {
         problem_(Plan(make_gpu_gemm_spec({world.options().nodes, world.options().gpus}, options, world.options().sms)
                           .value()),
                  seed, padding),
-        host_(problem_.arguments()),
+        host_(problem_.matrices()),
         device_(host_) {
     for (std::size_t rank = 0; rank < host_.size(); ++rank) {
       for (Matrix* m : {&device_[rank].a, &device_[rank].b, &device_[rank].c}) {

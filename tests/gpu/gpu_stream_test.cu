@@ -43,7 +43,7 @@ struct Data {
       : world(w),
         problem(Plan(take(make_gpu_gemm_spec({w.options().nodes, w.options().gpus}, options, w.options().sms), "spec")),
                 seed),
-        host(problem.arguments()),
+        host(problem.matrices()),
         device(host) {
     for (std::size_t r = 0; r < host.size(); ++r) {
       for (auto [to, from] :

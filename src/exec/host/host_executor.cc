@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "exec/host/sm.h"
+#include "plan/print.h"
 
 namespace mkernel {
 namespace {
@@ -130,8 +131,7 @@ Result<HostOperator*> HostExecutor::add_operator(const HostOperatorConfig& confi
   HostOperator* op = operators_.back().get();
   if (network_) network_->add_operator(*op, config.source);
   const PlanSpec& spec = op->plan().spec();
-  names_.push_back(
-      fmt::format("operator {} ({} {} x {} x {})", op->number(), op_name(spec.op), spec.m, spec.n, spec.k));
+  names_.push_back(fmt::format("operator {} ({} {})", op->number(), op_name(spec.op), shape_text(spec)));
   return op;
 }
 
@@ -186,15 +186,14 @@ Status HostExecutor::check_room(std::int32_t rank) const {
   return Ok{};
 }
 
-Status HostExecutor::launch(HostOperator* op, std::int32_t rank, const GemmArguments& arguments) {
+Status HostExecutor::launch(HostOperator* op, std::int32_t rank, const Arguments& arguments) {
   std::lock_guard<std::mutex> lock(launch_mutex_);
   if (shared_.failure.happened()) return shared_.failure.later_error();
   if (Status room = check_room(rank); !room.ok()) return room;
   return launch_locked(op, rank, arguments, nullptr);
 }
 
-Status HostExecutor::launch_all(HostOperator* op, std::span<const GemmArguments> arguments,
-                                std::shared_ptr<RunLog> log) {
+Status HostExecutor::launch_all(HostOperator* op, std::span<const Arguments> arguments, std::shared_ptr<RunLog> log) {
   std::lock_guard<std::mutex> lock(launch_mutex_);
   if (shared_.failure.happened()) return shared_.failure.later_error();
   if (options_.own_rank >= 0) {
@@ -210,7 +209,7 @@ Status HostExecutor::launch_all(HostOperator* op, std::span<const GemmArguments>
   return Ok{};
 }
 
-Status HostExecutor::launch_locked(HostOperator* op, std::int32_t rank, const GemmArguments& arguments,
+Status HostExecutor::launch_locked(HostOperator* op, std::int32_t rank, const Arguments& arguments,
                                    std::shared_ptr<RunLog> log) {
   if (const auto other = log_.note(log_rank(rank), op->number())) {
     const Error error = bad_argument(fmt::format(

@@ -54,9 +54,9 @@ class HostExecutor {
   void remove_operator(HostOperator* op);
 
   // One rank's part of a call. Errors: kBadArgument (out of order, too many launches), kAborted.
-  Status launch(HostOperator* op, std::int32_t rank, const GemmArguments& arguments);
+  Status launch(HostOperator* op, std::int32_t rank, const Arguments& arguments);
   // All ranks' parts, with no other launch in between. `log` may be null.
-  Status launch_all(HostOperator* op, std::span<const GemmArguments> arguments, std::shared_ptr<RunLog> log);
+  Status launch_all(HostOperator* op, std::span<const Arguments> arguments, std::shared_ptr<RunLog> log);
   // Waits until all launches of `op` on `rank` are complete. After a failure: until no thread touches a caller's
   // memory.
   Status wait(HostOperator* op, std::int32_t rank);
@@ -77,8 +77,7 @@ class HostExecutor {
   // In a world of several processes the log knows our launches only.
   std::int32_t log_rank(std::int32_t rank) const { return options_.own_rank < 0 ? rank : 0; }
   Status check_room(std::int32_t rank) const;
-  Status launch_locked(HostOperator* op, std::int32_t rank, const GemmArguments& arguments,
-                       std::shared_ptr<RunLog> log);
+  Status launch_locked(HostOperator* op, std::int32_t rank, const Arguments& arguments, std::shared_ptr<RunLog> log);
 
   HostExecutorOptions options_;
   Nanos start_ns_ = 0;

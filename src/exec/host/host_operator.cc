@@ -94,7 +94,7 @@ HostOperator::HostOperator(std::uint32_t number, const HostOperatorConfig& confi
     const bool here = config_.own_rank < 0 || config_.own_rank == rank;
     for (int sm = 0; here && sm < config_.sms; ++sm) scratch_.push_back(make_scratch(plan()));
     for (std::uint64_t parity = 0; windows_ && parity < 2; ++parity) {
-      if (memory_.heap(rank) != nullptr) memory_.bind(rank, parity, {{}, {}, window(rank)});
+      if (memory_.heap(rank) != nullptr) memory_.bind(rank, parity, GemmArguments{{}, {}, window(rank)});
     }
   }
 }
@@ -104,14 +104,16 @@ Matrix HostOperator::window(std::int32_t rank) const {
   return Matrix::row_major(memory_.heap(rank) + window_offset(plan()), spec.m, spec.n);
 }
 
-void HostOperator::bind(std::int32_t rank, std::uint64_t epoch, const GemmArguments& arguments) {
-  memory_.bind(rank, epoch, windows_ ? GemmArguments{arguments.a, arguments.b, window(rank)} : arguments);
+void HostOperator::bind(std::int32_t rank, std::uint64_t epoch, const Arguments& arguments) {
+  if (!windows_) return memory_.bind(rank, epoch, arguments);
+  const auto& gemm = std::get<GemmArguments>(arguments);
+  memory_.bind(rank, epoch, GemmArguments{gemm.a, gemm.b, window(rank)});
 }
 
-void HostOperator::deliver(std::int32_t rank, const GemmArguments& arguments) const {
+void HostOperator::deliver(std::int32_t rank, const Arguments& arguments) const {
   const Dtype dtype = plan().spec().dtype;
   const Matrix from = window(rank);
-  const Matrix& to = arguments.c;
+  const Matrix& to = std::get<GemmArguments>(arguments).c;
   const OutMatrix out{static_cast<std::byte*>(to.data), dtype, to.rows, to.cols, to.row_stride, to.col_stride};
   if (to.rows == 0 || to.cols == 0) return;
   copy_tile({static_cast<const std::byte*>(from.data), dtype, from.rows, from.cols, from.row_stride, 1}, &out, 1);

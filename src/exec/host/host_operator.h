@@ -80,7 +80,7 @@ class HostOperator {
 
   Lane& lane(std::int32_t rank, Role role, std::int32_t lane) { return lanes_[lane_begin(rank, role) + lane]; }
   Progress& progress(std::int32_t rank) { return progress_[rank]; }
-  TileScratch& scratch(std::int32_t rank, int sm) {
+  Scratch& scratch(std::int32_t rank, int sm) {
     const std::int32_t index = config_.own_rank < 0 ? rank : 0;
     return scratch_[static_cast<std::size_t>(index) * config_.sms + sm];
   }
@@ -95,18 +95,18 @@ class HostOperator {
   void start(std::int32_t rank, std::uint64_t ticket);
 
   // Not fused: two phases, and the second of a call begins on every rank when the first has ended on all.
-  bool in_first_phase(Role role) const { return (plan().spec().op == Op::kAllGatherGemm) != (role == Role::kCompute); }
+  bool in_first_phase(Role role) const { return plan().gathers() != (role == Role::kCompute); }
   // `turn` counts a rank's calls of this operator from 0.
   bool gate_open(std::uint64_t turn) const;
   // Called once per rank and call. True when it was the last one.
   bool open_gate(std::uint64_t turn);
 
   // Names the caller's matrices for `epoch`, and the window in the place of C where there is one.
-  void bind(std::int32_t rank, std::uint64_t epoch, const GemmArguments& arguments);
+  void bind(std::int32_t rank, std::uint64_t epoch, const Arguments& arguments);
   // C is written into a window of the heap first.
   bool has_windows() const { return windows_; }
   // Copies the window to the caller's C, when the call is complete but for that.
-  void deliver(std::int32_t rank, const GemmArguments& arguments) const;
+  void deliver(std::int32_t rank, const Arguments& arguments) const;
 
   // Bytes that have landed over the network.
   std::atomic<std::int64_t> network_bytes{0};
@@ -131,7 +131,7 @@ class HostOperator {
   std::size_t role_begin_[kRoleCount] = {};
   std::unique_ptr<Lane[]> lanes_;
   std::unique_ptr<Progress[]> progress_;
-  std::vector<TileScratch> scratch_;          // of the ranks that run here
+  std::vector<Scratch> scratch_;              // of the ranks that run here
   std::atomic<std::uint64_t> gates_[2] = {};  // by parity of the turn: how many ranks have come through, over all calls
 
   std::atomic<bool> tracing_{false};

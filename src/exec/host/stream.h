@@ -20,7 +20,7 @@ struct Call {
   HostOperator* op = nullptr;
   std::uint64_t epoch = 0;
   std::uint64_t turn = 0;  // calls of this operator that this rank has made before
-  GemmArguments arguments;
+  Arguments arguments;
   std::shared_ptr<RunLog> log;  // may be null
 };
 

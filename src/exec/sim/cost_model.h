@@ -16,6 +16,9 @@ struct CostModel {
   double gemm_efficiency = 0.68;     // of the peak, in the main loop
   Nanos tile_ns = 700;               // fixed cost of a GEMM tile: prologue and what the epilogue leaves exposed
   double gathered_tile = 1;          // factor on the rest of a tile's time where A came from other GPUs
+  double attend_efficiency = 0.63;   // of the peak, in the main loop of attention
+  Nanos attend_ns = 1700;            // fixed cost of a kAttend task: the pipeline drains and starts again
+  Nanos park_ns = 1650;              // loading or storing the state of a tile
   double sm_bytes_per_ns = 79;       // read + written by one SM that reduces or copies
   Nanos move_ns = 600;               // fixed cost of a reduce or copy task
   double nvlink_bytes_per_ns = 450;  // per GPU and direction
@@ -30,7 +33,8 @@ struct CostModel {
   double jitter = 0;                 // each task takes up to this fraction longer, by the seed
 
   RoleCosts role_costs() const {
-    return {gemm_flops_per_ns * gemm_efficiency / sms, sm_bytes_per_ns, static_cast<double>(move_ns)};
+    return {gemm_flops_per_ns * gemm_efficiency / sms, sm_bytes_per_ns, static_cast<double>(move_ns),
+            gemm_flops_per_ns * attend_efficiency / sms};
   }
 };
 

@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 
 #include "base/random.h"
+#include "exec/attention_problem.h"
 #include "exec/problem.h"
 #include "exec/sim/simulator.h"
+#include "plan/attention_tiling.h"
+#include "plan/print.h"
 #include "plan/tiling.h"
 
 namespace mkernel {
@@ -23,7 +27,39 @@ T pick(Random& random, const T (&values)[kCount]) {
   return values[random.below(kCount)];
 }
 
-PlanSpec random_spec(Random& random, Op op, Topology topo) {
+// `fused` false: all chunks are taken in before any is read, so there must be slots for all.
+PlanSpec random_attention_spec(Random& random, Topology topo, bool fused) {
+  constexpr std::int64_t kLengths[] = {0, 1, 7, 31, 33, 64, 65, 96, 127};
+  constexpr struct { std::int64_t batch, heads, kv_heads; } kHeads[] = {{1, 1, 1}, {1, 4, 2}, {2, 3, 1}, {1, 2, 2}};
+  PlanSpec spec;
+  spec.op = Op::kRingAttention;
+  spec.topo = topo;
+  spec.dtype = spec.partial = static_cast<Dtype>(random.below(3));
+  AttentionSpec& a = spec.attention;
+  const auto heads = pick(random, kHeads);
+  a.batch = heads.batch;
+  a.heads = heads.heads;
+  a.kv_heads = heads.kv_heads;
+  a.dim = random.chance(0.7) ? 8 : 24;
+  a.seq_q = pick(random, kLengths);
+  a.seq_k = random.chance(0.7) ? a.seq_q : pick(random, kLengths);
+  a.mask.causal = random.chance(0.5);
+  a.mask.left = random.chance(0.3) ? static_cast<std::int64_t>(random.below(40)) : -1;
+  a.mask.right = random.chance(0.2) ? static_cast<std::int64_t>(random.below(10)) : -1;
+  a.zigzag = random.chance(0.5);
+  a.packed = random.chance(0.2) && a.batch == 1;
+  spec.tiling = choose_attention_tiling(spec);
+  if (random.chance(0.75)) {
+    spec.tiling.bm = 8 << random.below(3);
+    spec.tiling.chunk_rows = static_cast<std::int32_t>(1 + random.below(20));
+  }
+  const std::uint64_t rounds = random.below(4);
+  a.slot_rounds = fused ? static_cast<std::int64_t>(rounds) : 0;
+  return spec;
+}
+
+PlanSpec random_spec(Random& random, Op op, Topology topo, bool fused) {
+  if (op == Op::kRingAttention) return random_attention_spec(random, topo, fused);
   constexpr std::int64_t kSizes[] = {0, 1, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 96, 127, 128, 129};
   PlanSpec spec;
   spec.op = op;
@@ -56,6 +92,11 @@ Topology random_topology(Random& random) {
 }
 
 std::string describe_spec(const PlanSpec& spec) {
+  if (spec.op == Op::kRingAttention) {
+    return fmt::format("{} {}x{} {}, tiles of {}, chunks of {}, {} rounds", op_name(spec.op), spec.topo.nodes,
+                       spec.topo.gpus, attention_text(spec), spec.tiling.bm, spec.tiling.chunk_rows,
+                       spec.attention.slot_rounds);
+  }
   return fmt::format("{} {}x{} m={} n={} k={} {}{} tile {}x{} band {} chunk {}/{} copy {} pitch {}", op_name(spec.op),
                      spec.topo.nodes, spec.topo.gpus, spec.m, spec.n, spec.k, dtype_name(spec.dtype),
                      spec.partial != spec.dtype ? " fp32-partials" : "", spec.tiling.bm, spec.tiling.bn,
@@ -124,13 +165,14 @@ ExploreResult explore_seed(std::optional<Op> op, std::uint64_t seed, const std::
   if (drawn("shallow")) options.ring_depth = random.chance(0.5) ? 1 : 2;
 
   // One or two operators, called in a random order a few times, each call with its own data.
-  std::vector<PlanSpec> specs{random_spec(random, first, options.topo)};
+  std::vector<PlanSpec> specs{random_spec(random, first, options.topo, options.fused)};
   // "long": many calls of several operators on one world, in any order.
   const bool may_be_many = random.chance(0.1);
   const bool many = drawn("long") && may_be_many;
   const std::size_t operator_count = many ? 4 : random.chance(0.3) ? 2 : 1;
   while (specs.size() < operator_count) {
-    specs.push_back(random_spec(random, op ? *op : static_cast<Op>(random.below(kOpCount)), options.topo));
+    specs.push_back(
+        random_spec(random, op ? *op : static_cast<Op>(random.below(kOpCount)), options.topo, options.fused));
   }
   ExploreResult result;
   result.scenario = fmt::format("seed {}: {}", seed, describe_spec(specs[0]));
@@ -145,13 +187,23 @@ ExploreResult explore_seed(std::optional<Op> op, std::uint64_t seed, const std::
     sources.push_back(std::make_unique<PlanSource>(Plan(spec)));
     operators.push_back(sources.back().get());
   }
-  std::vector<std::unique_ptr<Problem>> problems;
+  std::vector<std::function<std::optional<std::string>()>> checks;  // of the calls' results
   std::vector<SimCall> calls;
   const auto call_count = many ? 50 : 1 + random.below(5);
   for (std::uint64_t i = 0; i < call_count; ++i) {
     const auto which = static_cast<std::size_t>(random.below(specs.size()));
-    problems.push_back(std::make_unique<Problem>(operators[which]->plan(), random.next(), random.chance(0.5) ? 3 : 0));
-    calls.push_back({static_cast<int>(which), problems.back()->arguments()});
+    const std::uint64_t data_seed = random.next();
+    const bool apart = random.chance(0.5);  // rows with gaps between them
+    const auto add = [&](auto problem) {
+      calls.push_back({static_cast<int>(which), problem->arguments()});
+      checks.push_back([problem] { return problem->mismatch(); });
+    };
+    if (specs[which].op == Op::kRingAttention) {
+      add(std::make_shared<AttentionProblem>(operators[which]->plan(), data_seed,
+                                             AttentionProblem::Inputs{.by_token = apart}));
+    } else {
+      add(std::make_shared<Problem>(operators[which]->plan(), data_seed, apart ? 3 : 0));
+    }
   }
   result.scenario += fmt::format(
       "; {} calls, {} SMs {},{},{}{}{}{}{}{}{}{}{}{}{}", calls.size(), options.sms, options.partition.compute,
@@ -172,8 +224,8 @@ ExploreResult explore_seed(std::optional<Op> op, std::uint64_t seed, const std::
     if (!expected) result.failure = report.error;
     return result;
   }
-  for (std::size_t i = 0; i < problems.size(); ++i) {
-    if (const auto wrong = problems[i]->mismatch()) {
+  for (std::size_t i = 0; i < checks.size(); ++i) {
+    if (const auto wrong = checks[i]()) {
       result.failure = Error{ErrorKind::kCheckFailed, fmt::format("call {}: {}", i, *wrong)};
       return result;
     }

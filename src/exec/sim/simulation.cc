@@ -54,7 +54,7 @@ Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* co
       std::vector<std::byte*> heaps;
       for (auto& heap : op.heaps) heaps.push_back(heap.data());
       op.memory = std::make_unique<Memory>(op.plan, std::move(heaps));
-      op.scratch = std::make_unique<TileScratch>(make_scratch(op.plan));
+      op.scratch = std::make_unique<Scratch>(make_scratch(op.plan));
     }
     int lanes = 0;
     for (int role = 0; role < kRoleCount; ++role) lanes += op.plan.lanes(static_cast<Role>(role));
@@ -184,7 +184,7 @@ void Simulation::control(Control what, std::int32_t rank) {
 // ---- calls
 
 bool Simulation::first_phase(const Operator& op, Role role) const {
-  return (op.plan.spec().op == Op::kAllGatherGemm) != (role == Role::kCompute);
+  return op.plan.gathers() != (role == Role::kCompute);
 }
 
 void Simulation::launch(std::int32_t rank) {

@@ -92,7 +92,7 @@ class Simulation final : public Landing {
     std::size_t flags_per_rank = 0;           // of both parities
     std::vector<std::vector<std::byte>> heaps;
     std::unique_ptr<Memory> memory;
-    std::unique_ptr<TileScratch> scratch;
+    std::unique_ptr<Scratch> scratch;
 
     Flag& flag(std::int32_t rank, std::int64_t index) {
       return flags[static_cast<std::size_t>(rank) * flags_per_rank + static_cast<std::size_t>(index)];
@@ -144,6 +144,7 @@ class Simulation final : public Landing {
   void raise_signals(std::int32_t rank, const Sm& s, std::size_t process);
   void raise(Flag& flag, std::int32_t rank, std::uint32_t value, Nanos latency);
   Nanos duration(const Operator& op, std::int32_t rank, const Task& task, const Sm& sm);
+  double attend_ns(const Plan& plan, std::int32_t rank, const Task& task) const;
   Nanos reserve(std::vector<Nanos>& link, std::int32_t rank, std::int64_t bytes);
   void step_proxy(std::int32_t rank);
   void wake_proxy(std::int32_t rank, Nanos when);

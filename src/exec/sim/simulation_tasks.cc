@@ -6,9 +6,25 @@
 namespace mkernel {
 namespace {
 
-constexpr double kSlowdown = 8;  // of the SMs that Injection::slow_sm draws
+constexpr std::int64_t kKeyTile = 128;  // keys that a GPU multiplies at once, masked or not
+constexpr double kSlowdown = 8;         // of the SMs that Injection::slow_sm draws
 
 std::int64_t round_up(std::int64_t x, std::int64_t step) { return ceil_div(x, step) * step; }
+
+// Queries times keys that a kAttend task multiplies: whole tiles of keys of which some query sees one. Packed sequences
+// count as if all saw all of a chunk that is not behind them.
+double attended_pairs(const Plan& plan, std::int32_t rank, const Task& task) {
+  if (task.length == 0) return 0;
+  const AttentionSpec& a = plan.spec().attention;
+  const SequenceSplit split = a.q_split(plan.topo());
+  const std::int64_t keys = task.length / a.dim;
+  const std::int64_t query = split.position(rank, task.block.row % split.tokens(rank));
+  const KeyRange seen = a.mask.sees(query, task.block.rows, a.seq_q, a.seq_k);
+  const std::int64_t begin = max_of(0, seen.begin - task.kv_position) / kKeyTile * kKeyTile;
+  const std::int64_t end = min_of(keys, seen.end - task.kv_position);
+  return static_cast<double>(round_up(task.block.rows, 64)) *
+         static_cast<double>(round_up(max_of(0, end - begin), kKeyTile));
+}
 
 }  // namespace
 
@@ -231,6 +247,17 @@ Nanos Simulation::reserve(std::vector<Nanos>& link, std::int32_t rank, std::int6
   return free;
 }
 
+// As if every chunk found its tile parked, which is the most that it can cost: a GPU goes on in registers where chunks
+// follow each other without a pause. Where nothing is folded in, nothing is touched.
+double Simulation::attend_ns(const Plan& plan, std::int32_t rank, const Task& task) const {
+  const double pairs = attended_pairs(plan, rank, task);
+  if (pairs == 0 && task.resume && task.park) return static_cast<double>(cost_.own_flag_ns);
+  const double flops = 4.0 * pairs * static_cast<double>(plan.spec().attention.dim);
+  const int transfers = (task.resume ? 1 : 0) + (task.park ? 1 : 0);
+  return static_cast<double>(cost_.attend_ns + transfers * cost_.park_ns) +
+         flops * cost_.sms / (cost_.gemm_flops_per_ns * cost_.attend_efficiency);
+}
+
 Nanos Simulation::duration(const Operator& op, std::int32_t rank, const Task& task, const Sm& sm) {
   double ns = 0;
   Nanos link_free = now_;
@@ -241,6 +268,8 @@ Nanos Simulation::duration(const Operator& op, std::int32_t rank, const Task& ta
     const double factor = task.src == Buffer::kGather ? cost_.gathered_tile : 1;
     ns = static_cast<double>(cost_.tile_ns) +
          factor * flops * cost_.sms / (cost_.gemm_flops_per_ns * cost_.gemm_efficiency);
+  } else if (task.action == Action::kAttend) {
+    ns = attend_ns(op.plan, rank, task);
   } else {
     std::int64_t bytes = 0;
     std::int64_t from_peers = 0;

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "exec/arguments.h"
 #include "exec/sim/cost_model.h"
-#include "mkernel/mkernel.h"
 #include "plan/plan.h"
 
 namespace mkernel {
@@ -46,8 +46,8 @@ struct SimOptions {
 
 // One call of one operator on all ranks. Each rank makes its calls in order, with no barrier between ranks.
 struct SimCall {
-  int op = 0;                            // index into the operators
-  std::vector<GemmArguments> arguments;  // by rank; empty when no data moves
+  int op = 0;                        // index into the operators
+  std::vector<Arguments> arguments;  // by rank; empty when no data moves
 };
 
 struct SimReport {

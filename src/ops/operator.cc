@@ -8,7 +8,9 @@
 
 #include "exec/sim/simulator.h"
 #include "mkernel/mkernel.h"
+#include "ops/attention_spec.h"
 #include "ops/check_arguments.h"
+#include "ops/check_attention_arguments.h"
 #include "ops/gemm_spec.h"
 #include "plan/print.h"
 #include "world/world_impl.h"
@@ -18,7 +20,7 @@ namespace {
 
 // What one core does at least: fp32 arithmetic with vectors of 128 bits or more, copies through the cache, and a
 // microsecond or two to find and finish a task. Only ratios matter.
-constexpr RoleCosts kHostCosts{20, 4, 2000};
+constexpr RoleCosts kHostCosts{20, 4, 2000, 10};
 
 Partition partition_for(const WorldOptions& options, const Plan& plan, const RoleCosts& costs) {
   return options.partition == Partition{} ? choose_partition(plan, options.sms, costs) : options.partition;
@@ -40,12 +42,20 @@ std::int64_t bytes_bound(const Plan& plan) {
   return bytes;
 }
 
+// Floats that one SM computes in.
+std::int64_t scratch_floats(const Plan& plan) {
+  const Tiling& tiling = plan.spec().tiling;
+  if (plan.spec().op == Op::kRingAttention) {
+    const std::int64_t dim = plan.spec().attention.dim;
+    return tiling.bm * (3 * dim + kAttendKeys + 2) + kAttendKeys * dim;
+  }
+  const std::int64_t panels = 2 * std::int64_t{tiling.bm} * tiling.bn;
+  return panels + (std::int64_t{tiling.bm} + tiling.bn) * std::min(plan.gemm_k(0), kGemmPanelK);
+}
+
 // Bytes that creating the operator on the host takes: every rank's workspace and every SM's scratch.
 std::int64_t host_bytes(const Plan& plan, int sms) {
-  const Tiling& tiling = plan.spec().tiling;
-  const std::int64_t panels = 2 * std::int64_t{tiling.bm} * tiling.bn;
-  const std::int64_t operands = (std::int64_t{tiling.bm} + tiling.bn) * std::min(plan.gemm_k(0), kGemmPanelK);
-  const std::int64_t scratch = 4 * (panels + operands) * sms;
+  const std::int64_t scratch = 4 * scratch_floats(plan) * sms;
   return (HeapLayout(plan).bytes() + scratch) * plan.topo().world();
 }
 
@@ -64,6 +74,15 @@ std::string describe(const GemmOptions& o) {
       "{} of {} x {} x {} in {}{}{} (tiles {} x {}, band {}, chunks of {} tiles and {} rows, copies of {} rows)",
       op_name(o.op), o.m, o.n, o.k, dtype_name(o.dtype), o.fp32_partials ? " with fp32 partials" : "",
       o.fused ? "" : " unfused", o.bm, o.bn, o.band, o.chunk_tiles, o.chunk_rows, o.copy_rows);
+}
+
+std::string describe(const AttentionOptions& o) {
+  return fmt::format(
+      "ring_attention of {} x {} and {} tokens, {} and {} heads of {} in {}{}{}{}{}, window {} and {}, scale {} (tiles "
+      "of {}, chunks of {}, {} slots)",
+      o.batch, o.seq_q, o.seq_k, o.heads, o.kv_heads, o.dim, dtype_name(o.dtype), o.causal ? ", causal" : "",
+      o.zigzag ? ", zigzag" : "", o.packed ? ", packed" : "", o.fused ? "" : ", unfused", o.window_left, o.window_right,
+      o.scale, o.bm, o.chunk_rows, o.slot_rounds);
 }
 
 std::vector<TraceEvent> to_trace(const RunLog& log, const Plan& plan, int sms) {
@@ -90,12 +109,24 @@ std::vector<TraceEvent> to_trace(const RunLog& log, const Plan& plan, int sms) {
   return trace;
 }
 
+// The operators that a GPU runs are GEMMs.
+const GemmArguments& gemm_of(const Arguments& arguments) { return std::get<GemmArguments>(arguments); }
+
+// Refuses matrices for ring_attention, and tensors for the others.
+template <class Given>
+Status check_kind(const Plan& plan) {
+  const bool attention = plan.spec().op == Op::kRingAttention;
+  if (attention == std::is_same_v<Given, AttentionArguments>) return Ok{};
+  return bad_argument(fmt::format("arguments are {}: {} takes {}", attention ? "matrices" : "tensors",
+                                  op_name(plan.spec().op), attention ? "AttentionArguments" : "GemmArguments"));
+}
+
 }  // namespace
 
 class Operator::Impl {
  public:
-  Impl(std::shared_ptr<World::Impl> owner, const GemmOptions& options, const PlanSpec& spec)
-      : world(std::move(owner)), fused(options.fused), source(std::make_shared<PlanSource>(Plan(spec))) {}
+  Impl(std::shared_ptr<World::Impl> owner, bool is_fused, const PlanSpec& spec)
+      : world(std::move(owner)), fused(is_fused), source(std::make_shared<PlanSource>(Plan(spec))) {}
   ~Impl() {
     if (host != nullptr) remove_host();
     if (cuda != nullptr) remove_cuda();
@@ -109,13 +140,18 @@ class Operator::Impl {
   Status prepare_host();
   void remove_host();
   void confirm_destruction(std::uint32_t number);
-  Result<RunReport> run_processes(const GemmArguments& arguments, bool trace);
+  Status create(bool any_layout);
+  template <class Given>
+  Result<RunReport> run(std::span<const Given> arguments, bool trace);
+  template <class Given>
+  Status launch(int rank, const Given& arguments, void* stream);
+  Result<RunReport> run_processes(const Arguments& arguments, const Status& good, bool trace);
   Status create_cuda(bool any_layout);
   void remove_cuda();
-  Result<RunReport> run_host(std::span<const GemmArguments> arguments, bool trace);
-  Result<RunReport> run_cuda(std::span<const GemmArguments> arguments, bool trace);
+  Result<RunReport> run_host(std::span<const Arguments> arguments, bool trace);
+  Result<RunReport> run_cuda(std::span<const Arguments> arguments, bool trace);
   Status add_cuda_trace(RunReport& report);
-  Result<RunReport> run_sim(std::span<const GemmArguments> arguments, bool trace);
+  Result<RunReport> run_sim(std::span<const Arguments> arguments, bool trace);
   Status check_rank(int rank) const;
 
   const std::shared_ptr<World::Impl> world;
@@ -147,10 +183,10 @@ Status Operator::Impl::prepare_host() {
   const std::int64_t wanted = host_bytes(plan(), world->options.sms) / (world->group ? plan().topo().world() : 1);
   const std::int64_t available = world->memory_limit();
   if (wanted > available) {
-    return Error{ErrorKind::kOutOfMemory,
-                 fmt::format("{} of {} x {} x {} on {} ranks needs {} bytes of workspace, and {} are available",
-                             op_name(plan().spec().op), plan().spec().m, plan().spec().n, plan().spec().k,
-                             plan().topo().world(), wanted, available)};
+    return Error{
+        ErrorKind::kOutOfMemory,
+        fmt::format("{} of {} on {} ranks needs {} bytes of workspace, and {} are available", op_name(plan().spec().op),
+                    shape_text(plan().spec()), plan().topo().world(), wanted, available)};
   }
   return Ok{};
 }
@@ -204,15 +240,15 @@ void Operator::Impl::remove_host() {
 }
 
 // All processes' part of a run, with one rank in each.
-Result<RunReport> Operator::Impl::run_processes(const GemmArguments& arguments, bool trace) {
+Result<RunReport> Operator::Impl::run_processes(const Arguments& arguments, const Status& good, bool trace) {
   ProcessGroup& group = *world->group;
   const int rank = group.rank();
   const std::uint32_t number = host != nullptr ? host->number() : cuda->number();
   const std::string what = fmt::format("run operator {}", number);
   if (world->failure().happened()) return world->failure().later_error();
   // So that all begin at about the same time, and none at all when one was given nonsense.
-  Status checked = check_rank_arguments(plan(), rank, arguments);
-  if (checked.ok() && cuda != nullptr) checked = world->cuda->check(cuda, rank, arguments);
+  Status checked = good;
+  if (checked.ok() && cuda != nullptr) checked = world->cuda->check(cuda, rank, gemm_of(arguments));
   if (Status all = group.confirm(what, checked); !all.ok()) return all.error();
   const ProcessEndpoint* endpoint = group.endpoint();
   const std::int64_t sent_before = endpoint != nullptr ? endpoint->bytes_sent(number) : 0;
@@ -220,7 +256,7 @@ Result<RunReport> Operator::Impl::run_processes(const GemmArguments& arguments, 
   if (host != nullptr) log = std::make_shared<RunLog>(plan().topo().world(), world->options.sms, trace);
   const Nanos begin = steady_now();
   Status status = host != nullptr ? world->executor->launch_all(host, {&arguments, 1}, log)
-                                  : world->cuda->launch(cuda, rank, arguments, nullptr, kAllParts);
+                                  : world->cuda->launch(cuda, rank, gemm_of(arguments), nullptr, kAllParts);
   if (status.ok() || world->failure().happened()) {
     const Status waited = host != nullptr ? world->executor->wait(host, rank) : world->cuda->wait(cuda, rank);
     if (status.ok()) status = waited;
@@ -287,16 +323,16 @@ void Operator::Impl::remove_cuda() {
   world->cuda->remove_operator(cuda);
 }
 
-Result<RunReport> Operator::Impl::run_cuda(std::span<const GemmArguments> arguments, bool trace) {
+Result<RunReport> Operator::Impl::run_cuda(std::span<const Arguments> arguments, bool trace) {
   if (world->failure().happened()) return world->failure().later_error();
   for (std::int32_t rank = 0; rank < plan().topo().world(); ++rank) {  // all before any starts
-    if (Status status = world->cuda->check(cuda, rank, arguments[rank]); !status.ok()) return status.error();
+    if (Status status = world->cuda->check(cuda, rank, gemm_of(arguments[rank])); !status.ok()) return status.error();
   }
   const std::int64_t bytes_before = world->cuda->network_bytes(cuda);
   const Nanos begin = steady_now();
   Status status = Ok{};
   for (std::int32_t rank = 0; status.ok() && rank < plan().topo().world(); ++rank) {
-    status = world->cuda->launch(cuda, rank, arguments[rank], nullptr, kAllParts);
+    status = world->cuda->launch(cuda, rank, gemm_of(arguments[rank]), nullptr, kAllParts);
   }
   const bool started = status.ok() || world->failure().happened();
   for (std::int32_t rank = 0; started && rank < plan().topo().world(); ++rank) {
@@ -339,7 +375,7 @@ Status Operator::Impl::add_cuda_trace(RunReport& report) {
   return Ok{};
 }
 
-Result<RunReport> Operator::Impl::run_host(std::span<const GemmArguments> arguments, bool trace) {
+Result<RunReport> Operator::Impl::run_host(std::span<const Arguments> arguments, bool trace) {
   if (world->failure().happened()) return world->failure().later_error();
   std::unique_lock<std::mutex> traced(trace_mutex, std::defer_lock);
   const std::int32_t ranks = plan().topo().world();
@@ -367,7 +403,7 @@ Result<RunReport> Operator::Impl::run_host(std::span<const GemmArguments> argume
   return report;
 }
 
-Result<RunReport> Operator::Impl::run_sim(std::span<const GemmArguments> arguments, bool trace) {
+Result<RunReport> Operator::Impl::run_sim(std::span<const Arguments> arguments, bool trace) {
   std::lock_guard<std::mutex> lock(sim_mutex);
   if (world->failure().happened()) return world->failure().later_error();
   SimOptions options;
@@ -409,31 +445,51 @@ Status Operator::Impl::check_rank(int rank) const {
   return world->check_rank(rank);
 }
 
+// Makes ready what runs it: one of the executors.
+Status Operator::Impl::create(bool any_layout) {
+  if (world->executor) return create_host();
+  if (world->cuda) return create_cuda(any_layout);
+  if (world->sim_operators.fetch_add(1) >= kMaxOperatorsPerWorld) {
+    return bad_argument(fmt::format(
+        "this world has made {} operators, and no world can make more: create another world", kMaxOperatorsPerWorld));
+  }
+  partition = partition_for(world->options, plan(), cost_model(world->options).role_costs());
+  return Ok{};
+}
+
+namespace {
+
+// Before a spec is made: the world is sound, and all processes ask for the same.
+template <class Options>
+Status begin_create(World::Impl& world, const Options& options) {
+  if (world.failure().happened()) return world.failure().later_error();
+  if (!world.group) return Ok{};
+  return world.group->agree("create an operator", describe(options));
+}
+
+}  // namespace
+
 Result<Operator> Operator::create(World& world, const GemmOptions& options) {
   const std::shared_ptr<World::Impl>& owner = world.impl();
-  if (owner->failure().happened()) return owner->failure().later_error();
-  if (owner->group) {
-    if (Status status = owner->group->agree("create an operator", describe(options)); !status.ok()) {
-      return status.error();
-    }
-  }
+  if (Status status = begin_create(*owner, options); !status.ok()) return status.error();
   const Result<PlanSpec> spec =
       owner->cuda ? make_gpu_gemm_spec(owner->topo, options, owner->plan_sms) : make_gemm_spec(owner->topo, options);
   if (!spec.ok()) return spec.error();
-  auto impl = std::make_shared<Impl>(owner, options, *spec);
-  if (owner->executor) {
-    if (Status status = impl->create_host(); !status.ok()) return status.error();
-  } else if (owner->cuda) {
-    if (Status status = impl->create_cuda(options.any_layout); !status.ok()) return status.error();
-  } else {
-    if (owner->sim_operators.fetch_add(1) >= kMaxOperatorsPerWorld) {
-      return bad_argument(
-          fmt::format("this world has made {} operators, and no world can make more: create another "
-                      "world",
-                      kMaxOperatorsPerWorld));
-    }
-    impl->partition = partition_for(owner->options, impl->plan(), cost_model(owner->options).role_costs());
+  auto impl = std::make_shared<Impl>(owner, options.fused, *spec);
+  if (Status status = impl->create(options.any_layout); !status.ok()) return status.error();
+  return Operator(std::move(impl));
+}
+
+Result<Operator> Operator::create(World& world, const AttentionOptions& options) {
+  const std::shared_ptr<World::Impl>& owner = world.impl();
+  if (Status status = begin_create(*owner, options); !status.ok()) return status.error();
+  if (owner->cuda) {
+    return Error{ErrorKind::kUnsupported, "ring_attention has no GPU kernel yet: take Device::kHost or Device::kSim"};
   }
+  const Result<PlanSpec> spec = make_attention_spec(owner->topo, options);
+  if (!spec.ok()) return spec.error();
+  auto impl = std::make_shared<Impl>(owner, options.fused, *spec);
+  if (Status status = impl->create(false); !status.ok()) return status.error();
   return Operator(std::move(impl));
 }
 
@@ -462,27 +518,53 @@ MatrixShape Operator::c_shape(int rank) const {
 
 std::int64_t Operator::workspace_bytes() const { return impl_->new_report().workspace_bytes; }
 
-Result<RunReport> Operator::run(std::span<const GemmArguments> arguments, bool trace) {
-  if (impl_->world->group) {
+std::int64_t Operator::q_tokens(int rank) const {
+  if (rank < 0 || rank >= impl_->plan().topo().world()) return 0;
+  return impl_->plan().spec().attention.q_split(impl_->plan().topo()).tokens(rank);
+}
+
+std::int64_t Operator::kv_tokens(int rank) const {
+  if (rank < 0 || rank >= impl_->plan().topo().world()) return 0;
+  return impl_->plan().spec().attention.k_split(impl_->plan().topo()).tokens(rank);
+}
+
+template <class Given>
+Result<RunReport> Operator::Impl::run(std::span<const Given> arguments, bool trace) {
+  if (Status status = check_kind<Given>(plan()); !status.ok()) return status.error();
+  if (world->group) {
     if (arguments.size() != 1) {
       return bad_argument(fmt::format(
           "{} sets of matrices are given: each process of a world gives those of its own rank", arguments.size()));
     }
-    return impl_->run_processes(arguments[0], trace);
+    return run_processes(arguments[0], check_rank_arguments(plan(), world->group->rank(), arguments[0]), trace);
   }
-  if (Status status = check_arguments(impl_->plan(), arguments); !status.ok()) return status.error();
-  if (impl_->cuda != nullptr) {
-    return impl_->run_cuda(arguments, trace);
-  }
-  return impl_->host != nullptr ? impl_->run_host(arguments, trace) : impl_->run_sim(arguments, trace);
+  if (Status status = check_arguments(plan(), arguments); !status.ok()) return status.error();
+  const std::vector<Arguments> all(arguments.begin(), arguments.end());
+  if (cuda != nullptr) return run_cuda(all, trace);
+  return host != nullptr ? run_host(all, trace) : run_sim(all, trace);
 }
 
-Status Operator::launch(int rank, const GemmArguments& arguments, void* stream) {
-  if (Status status = impl_->check_rank(rank); !status.ok()) return status;
-  if (Status status = check_rank_arguments(impl_->plan(), rank, arguments); !status.ok()) return status;
-  if (impl_->cuda != nullptr) return impl_->world->cuda->launch(impl_->cuda, rank, arguments, stream, kAllParts);
+template <class Given>
+Status Operator::Impl::launch(int rank, const Given& arguments, void* stream) {
+  if (Status status = check_kind<Given>(plan()); !status.ok()) return status;
+  if (Status status = check_rank(rank); !status.ok()) return status;
+  if (Status status = check_rank_arguments(plan(), rank, arguments); !status.ok()) return status;
+  if (cuda != nullptr) return world->cuda->launch(cuda, rank, gemm_of(arguments), stream, kAllParts);
   if (stream != nullptr) return bad_argument("stream is given: only Device::kCuda has streams");
-  return impl_->world->executor->launch(impl_->host, rank, arguments);
+  return world->executor->launch(host, rank, arguments);
+}
+
+Result<RunReport> Operator::run(std::span<const GemmArguments> arguments, bool trace) {
+  return impl_->run(arguments, trace);
+}
+Result<RunReport> Operator::run(std::span<const AttentionArguments> arguments, bool trace) {
+  return impl_->run(arguments, trace);
+}
+Status Operator::launch(int rank, const GemmArguments& arguments, void* stream) {
+  return impl_->launch(rank, arguments, stream);
+}
+Status Operator::launch(int rank, const AttentionArguments& arguments, void* stream) {
+  return impl_->launch(rank, arguments, stream);
 }
 
 Status Operator::wait(int rank) {

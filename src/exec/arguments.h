@@ -1,0 +1,11 @@
+// One rank's matrices or tensors for one call of any operator.
+#pragma once
+#include <variant>
+
+#include "mkernel/mkernel.h"
+
+namespace mkernel {
+
+using Arguments = std::variant<GemmArguments, AttentionArguments>;
+
+}  // namespace mkernel

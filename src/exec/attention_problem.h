@@ -1,0 +1,72 @@
+// One attention call's tensors for all ranks, made from a seed, and what any executor must give: the bits of the same
+// arithmetic done one task after the other on the whole sequence, and values within the bound of the fp64 reference.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "exec/arguments.h"
+#include "exec/attention_reference.h"
+#include "plan/plan.h"
+
+namespace mkernel {
+
+class AttentionProblem {
+ public:
+  struct Inputs {
+    float score_size = 1;   // factor on Q, which is even in [-1, 1) before
+    bool by_token = false;  // tensors in the order (batch, tokens, heads, dim), with a gap between tokens
+  };
+
+  AttentionProblem(const Plan& plan, std::uint64_t seed) : AttentionProblem(plan, seed, Inputs()) {}
+  AttentionProblem(const Plan& plan, std::uint64_t seed, const Inputs& inputs);
+  AttentionProblem(const AttentionProblem&) = delete;
+  AttentionProblem& operator=(const AttentionProblem&) = delete;
+
+  // Packed sequences get random ends from the seed.
+  std::vector<Arguments> arguments();
+  AttentionArguments arguments(std::int32_t rank);
+
+  // Nothing when all of O and of the log-sum-exp has exactly the right bits and no byte beside it has changed; else a
+  // sentence about the first that has not. Does all the arithmetic once more.
+  std::optional<std::string> mismatch();
+  // `rows` rows of O, evenly spread, against fp64; 0: all.
+  CheckReport check(std::int64_t rows = 0);
+
+  // O (batch * heads * seq_q, dim) and its log-sum-exp, put together from all ranks.
+  const std::vector<std::byte>& output();
+  const std::vector<float>& lse();
+  // The ends of packed sequences.
+  std::vector<std::int32_t>& q_ends() { return q_ends_; }
+  std::vector<std::int32_t>& k_ends() { return k_ends_; }
+
+ private:
+  struct Bytes {
+    std::vector<std::byte> data;
+    AttentionTensor tensor;
+  };
+  struct Rank {
+    Bytes q, k, v, o;
+    std::vector<float> lse;
+  };
+
+  Bytes make(std::int64_t heads, std::int64_t tokens) const;
+  void take(const std::vector<std::byte>& whole, std::int64_t tokens, std::int32_t rank, const AttentionTensor& part);
+  void make_ends(std::uint64_t seed);
+  void join();
+  AttentionArguments sequences() const;
+  std::byte* element(const AttentionTensor& tensor, std::int64_t head, std::int64_t token) const;
+  bool guards_intact(const Rank& rank) const;
+
+  Plan plan_;
+  Inputs inputs_;
+  std::vector<std::byte> q_, k_, v_;  // whole, by head
+  std::vector<Rank> ranks_;
+  std::vector<std::int32_t> q_ends_, k_ends_;
+  std::vector<std::byte> o_;
+  std::vector<float> lse_;
+};
+
+}  // namespace mkernel

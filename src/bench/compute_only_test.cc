@@ -54,7 +54,7 @@ TEST_P(ComputeOnly, HasATaskTableWithoutMoves) {
 }
 
 INSTANTIATE_TEST_SUITE_P(AllOperators, ComputeOnly,
-                         testing::Combine(testing::Range(0, kOpCount),
+                         testing::Combine(testing::Range(0, kGemmOpCount),
                                           testing::Values(std::pair(2, 4), std::pair(1, 8), std::pair(3, 2),
                                                           std::pair(2, 1), std::pair(4, 2))));
 

@@ -50,7 +50,7 @@ TEST(ClusterCases, EveryCaseHasAPlanAndANameOfItsOwn) {
       EXPECT_TRUE(make_gpu_gemm_spec(problem.topo, problem.gemm, 16)) << case_name(problem);
       EXPECT_TRUE(names.insert(case_name(problem)).second) << case_name(problem);
     }
-    for (int op = 0; op < kOpCount; ++op) {
+    for (int op = 0; op < kGemmOpCount; ++op) {
       EXPECT_TRUE(
           std::ranges::any_of(cases, [=](const ClusterProblem& p) { return static_cast<int>(p.gemm.op) == op; }));
     }

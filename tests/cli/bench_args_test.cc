@@ -72,6 +72,7 @@ TEST(BenchArgs, RefusesWhatTheFormDoesNotLookAt) {
 
 TEST(BenchArgs, RefusesWhatCannotBeMeasured) {
   refused("bench", "gemm_core");
+  refused("bench ring_attn", "no kernel yet");
   refused("bench suite", "virtual_cluster");
   refused("bench suite everything", "everything");
   refused("bench gemm_core twice", "twice");

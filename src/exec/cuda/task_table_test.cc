@@ -21,7 +21,7 @@ constexpr std::int64_t kShapes[][3] = {{512, 768, 256}, {1000, 777, 333}, {5, 30
 
 std::vector<PlanSpec> specs() {
   std::vector<PlanSpec> result;
-  for (int op = 0; op < kOpCount; ++op) {
+  for (int op = 0; op < kGemmOpCount; ++op) {
     for (const Topology& topo : kWorlds) {
       for (const auto& [m, n, k] : kShapes) {
         PlanSpec spec;

@@ -97,7 +97,8 @@ nlohmann::ordered_json spec_json(const PlanSpec& spec) {
             {"bn", spec.tiling.bn},
             {"band", spec.tiling.band},
             {"chunk_tiles", spec.tiling.chunk_tiles},
-            {"chunk_rows", spec.tiling.chunk_rows}}}};
+            {"chunk_rows", spec.tiling.chunk_rows},
+            {"grid_shards", spec.tiling.grid_shards}}}};
 }
 
 nlohmann::ordered_json partition_json(const Partition& partition) {

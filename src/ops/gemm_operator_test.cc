@@ -263,17 +263,19 @@ TEST(HostOperator, GivesTheBitsOfTheSimulatorOnRealInputsInEveryWorldAndType) {
   for (const Shape& shape : kWorlds) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16, Dtype::kFp32}) {
       for (const Op op : kOps) {
-        const GemmOptions options = small_tiles(op, 97, 70, 50, dtype);
-        const auto output_of = [&](Device device) {
-          WorldOptions world_options = world_of(shape.nodes, shape.gpus);
-          world_options.device = device;
-          World world = make_world(world_options);
-          Operator gemm = make_operator(world, options);
-          Problem problem(gemm, options, world.size(), 12, Fill::kUniform);
-          EXPECT_TRUE(succeeded(gemm.run(problem.arguments())));
-          return problem.output_bytes();
-        };
-        EXPECT_EQ(output_of(Device::kHost), output_of(Device::kSim)) << case_name(options, shape);
+        for (const std::int64_t m : {97, 15}) {  // shards with tiles of their own, and shards that share them
+          const GemmOptions options = small_tiles(op, m, 70, 50, dtype);
+          const auto output_of = [&](Device device) {
+            WorldOptions world_options = world_of(shape.nodes, shape.gpus);
+            world_options.device = device;
+            World world = make_world(world_options);
+            Operator gemm = make_operator(world, options);
+            Problem problem(gemm, options, world.size(), 12, Fill::kUniform);
+            EXPECT_TRUE(succeeded(gemm.run(problem.arguments())));
+            return problem.output_bytes();
+          };
+          EXPECT_EQ(output_of(Device::kHost), output_of(Device::kSim)) << case_name(options, shape);
+        }
       }
     }
   }

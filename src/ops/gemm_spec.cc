@@ -58,7 +58,10 @@ Result<PlanSpec> make_spec(const Topology& topo, const GemmOptions& options, int
   spec.dtype = options.dtype;
   spec.partial = options.fp32_partials ? Dtype::kFp32 : options.dtype;
   if (can_choose(spec)) spec.tiling = gpu_sms > 0 ? choose_gpu_tiling(spec, gpu_sms) : choose_tiling(spec);
-  if (options.bm > 0) spec.tiling.bm = options.bm;
+  if (options.bm > 0) {
+    spec.tiling.bm = options.bm;
+    if (can_choose(spec)) spec.tiling.grid_shards = choose_grid_shards(spec, options.bm);
+  }
   if (options.bn > 0) spec.tiling.bn = options.bn;
   if (options.band > 0) spec.tiling.band = options.band;
   if (options.chunk_tiles > 0) spec.tiling.chunk_tiles = options.chunk_tiles;

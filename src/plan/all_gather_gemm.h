@@ -5,7 +5,12 @@
 // takes tiles in the order in which their rows are expected. A chunk is one network write but several copies
 // ("pieces"), so that several SMs carry it. Every chunk is signalled on every rank, also when it holds no rows.
 //
-// Flags number nodes relative to the waiting rank: step j is the node whose chunks arrive j-th, 0 the own node.
+// Shards of few rows share tiles (shard_groups.h). Such a tile reads all its rows from the gather buffer, own ones too:
+// its shards have one chunk each, whose flags follow each other, so it waits for one range of them. With one GPU per
+// node, where only the network writes, that range is all other nodes: the group is the whole world.
+//
+// Flags number nodes relative to the waiting rank: step j is the node whose chunks arrive j-th, 0 the own node. Only
+// `here`, where tiles are shared, numbers them as they are, so that those of a group follow each other.
 //   here   (G > 1)  counter per (step, gpu, chunk): the chunk is in the gather buffer; `pieces` raises
 //   rail   (N > 1)  stamp per (step >= 1, chunk) of own rail: the network has written it
 //   staged (N > 1)  counter per own chunk: the network may read it; `pieces` raises
@@ -27,7 +32,9 @@ struct AllGatherGemmPlan {
     plan.spec = spec;
     const std::int64_t max_rows = spec.row_split().max_size();
     plan.chunks = max_of(1, ceil_div(max_rows, spec.tiling.chunk_rows));
-    plan.pieces = ceil_div(spec.tiling.chunk_rows, spec.tiling.copy_rows);
+    // A shared tile, and so a chunk, is taller than a shard.
+    const std::int64_t piece_rows = plan.is_shared() ? max_of(1, max_rows) : spec.tiling.chunk_rows;
+    plan.pieces = ceil_div(piece_rows, spec.tiling.copy_rows);
     plan.tile_rows = min_of(spec.tiling.chunk_rows / spec.tiling.bm, max_of(1, ceil_div(max_rows, spec.tiling.bm)));
     plan.tile_cols = max_of(1, ceil_div(spec.col_split().max_size(), spec.tiling.bn));
     plan.pitch = ceil_div(spec.k, spec.tiling.pitch_align) * spec.tiling.pitch_align;
@@ -56,7 +63,7 @@ struct AllGatherGemmPlan {
 
   MK_HD constexpr std::int64_t count(std::int32_t, Role role, std::int32_t) const {
     switch (role) {
-      case Role::kCompute: return spec.topo.world() * chunks * tile_rows * tile_cols;
+      case Role::kCompute: return spec.groups().runs() * spec.groups().per_run() * chunks * tile_rows * tile_cols;
       case Role::kIntra: return stagings() + (spec.topo.gpus > 1 ? chunks * pieces : 0);
       case Role::kSend: return chunks;
       case Role::kRecv: return chunks * pieces;
@@ -91,7 +98,7 @@ struct AllGatherGemmPlan {
       const auto source = static_cast<std::int32_t>(flag / chunks);
       const std::int32_t gpu = source % topo.gpus;
       // Whoever owns the rail hands the chunk on, its owner where that is a GPU of this node.
-      return {"chunk of A, shard/chunk", topo.rank_of(node_at(self, source / topo.gpus), gpu), flag % chunks,
+      return {"chunk of A, shard/chunk", topo.rank_of(here_node(self, source / topo.gpus), gpu), flag % chunks,
               topo.rank_of(self, gpu)};
     }
     if (flag < staged_base()) {
@@ -122,10 +129,17 @@ struct AllGatherGemmPlan {
   }
   MK_HD constexpr std::int32_t step_of(std::int32_t self, std::int32_t from) const { return node_at(self, from); }
 
+  MK_HD constexpr bool is_shared() const { return spec.tiling.grid_shards > 1; }
   MK_HD constexpr std::int64_t rail_base() const { return spec.topo.gpus > 1 ? spec.topo.world() * chunks : 0; }
   MK_HD constexpr std::int64_t staged_base() const { return rail_base() + (spec.topo.nodes - 1) * chunks; }
-  MK_HD constexpr std::uint32_t here_flag(std::int32_t step, std::int32_t gpu, std::int64_t c) const {
-    return static_cast<std::uint32_t>((step * spec.topo.gpus + gpu) * chunks + c);
+  // The number of `node` in the `here` flags of node `self`, and back.
+  MK_HD constexpr std::int32_t here_node(std::int32_t self, std::int32_t node) const {
+    return is_shared() ? node : node_at(self, node);
+  }
+  MK_HD constexpr std::uint32_t here_flag(std::int32_t rank, std::int32_t owner, std::int64_t c) const {
+    const Topology& topo = spec.topo;
+    const std::int64_t node = here_node(topo.node_of(rank), topo.node_of(owner));
+    return static_cast<std::uint32_t>((node * topo.gpus + topo.gpu_of(owner)) * chunks + c);
   }
   MK_HD constexpr std::uint32_t rail_flag(std::int32_t step, std::int64_t c) const {
     return static_cast<std::uint32_t>(rail_base() + (step - 1) * chunks + c);
@@ -173,8 +187,9 @@ struct AllGatherGemmPlan {
 
   MK_HD constexpr Task share(std::int32_t rank, std::int64_t i) const {
     Task task = own_piece(rank, i);
-    task.dst_reach = Reach::kPeers;
-    task.signals[0] = {here_flag(0, spec.topo.gpu_of(rank), i / pieces), Reach::kNode, false};
+    // Shared tiles read own rows from the gather buffer too; one node does not stage them.
+    task.dst_reach = is_shared() && stagings() == 0 ? Reach::kNode : Reach::kPeers;
+    task.signals[0] = {here_flag(rank, rank, i / pieces), Reach::kNode, false};
     return task;
   }
 
@@ -198,66 +213,80 @@ struct AllGatherGemmPlan {
     task.peer = owner;
     task.dst_reach = Reach::kPeers;
     task.waits[0] = {rail_flag(step, c), 1, 1};
-    task.signals[0] = {here_flag(step, gpu, c), Reach::kNode, false};
+    task.signals[0] = {here_flag(rank, owner, c), Reach::kNode, false};
     return task;
   }
 
-  // A chunk of rows and whose it is, as the compute lane meets them: all own chunks first, which need no wait, then
-  // chunk by chunk in turn from each GPU of the node, as they arrive; then the same for each further node, whose rail
-  // peer's rows come first.
+  // A group's chunk of rows, as the compute lane meets them: all own chunks first, which need no wait unless shards
+  // share tiles, then chunk by chunk in turn from each group of the node, as they arrive; then the same for each
+  // further node (or run of nodes), whose rail peer's rows come first.
   struct Visit {
-    std::int32_t step;
-    std::int32_t gpu;
+    ShardGroup group;
     std::int64_t chunk;
   };
   MK_HD constexpr Visit visit(std::int32_t rank, std::int64_t i) const {
-    const std::int64_t gpus = spec.topo.gpus;
-    const std::int64_t step = i / (gpus * chunks);
-    const std::int64_t within = i % (gpus * chunks);
-    std::int64_t chunk = within / gpus;
-    std::int64_t turn = within % gpus;
+    const ShardGroups groups = spec.groups();
+    const std::int64_t per_run = groups.per_run();
+    const std::int64_t step = i / (per_run * chunks);
+    const std::int64_t within = i % (per_run * chunks);
+    std::int64_t chunk = within / per_run;
+    std::int64_t turn = within % per_run;
     if (step == 0 && within < chunks) {
       chunk = within;
       turn = 0;
     } else if (step == 0) {
-      chunk = (within - chunks) / (gpus - 1);
-      turn = 1 + (within - chunks) % (gpus - 1);
+      chunk = (within - chunks) / (per_run - 1);
+      turn = 1 + (within - chunks) % (per_run - 1);
     }
-    return {static_cast<std::int32_t>(step), static_cast<std::int32_t>((spec.topo.gpu_of(rank) + turn) % gpus), chunk};
+    const std::int64_t run = groups.run_of(spec.topo.node_of(rank)) - step + groups.runs();
+    const std::int64_t index = groups.index_of(spec.topo.gpu_of(rank)) + turn;
+    return {groups.group(static_cast<std::int32_t>(run % groups.runs()), static_cast<std::int32_t>(index % per_run)),
+            chunk};
   }
 
   MK_HD constexpr Task compute(std::int32_t rank, std::int64_t index) const {
-    const Topology& topo = spec.topo;
     const std::int64_t per_chunk = tile_rows * tile_cols;
-    const auto [step, gpu, c] = visit(rank, index / per_chunk);
-    const std::int32_t owner = topo.rank_of(node_at(topo.node_of(rank), step), gpu);
-    TileGrid grid = TileGrid::make(chunk_rows(owner, c), spec.col_split().size(rank), 0, spec.tiling);
+    const auto [group, c] = visit(rank, index / per_chunk);
+    const std::int64_t begin = min_of(c * spec.tiling.chunk_rows, spec.group_rows(group));
+    const std::int64_t end = min_of((c + 1) * spec.tiling.chunk_rows, spec.group_rows(group));
+    TileGrid grid = TileGrid::make(end - begin, spec.col_split().size(rank), 0, spec.tiling);
     grid.grid_rows = tile_rows;
     grid.grid_cols = tile_cols;
-    Block tile = grid.tile(index % per_chunk);
-    tile.row += chunk_row(owner, c);
     Task task;
-    if (tile.empty()) return task;
+    task.block = grid.tile(index % per_chunk);
+    if (task.block.empty()) return {};
+    task.block.row += spec.group_row(group) + begin;
     task.action = Action::kGemm;
-    task.block = tile;
-    task.block.row += spec.row_split().begin(owner);
     task.source = Source::kOwn;
     task.dst = Buffer::kC;
     task.dst_reach = Reach::kSelf;
-    if (owner == rank) {
+    if (!is_shared() && group.first == rank) {
       task.src = Buffer::kA;
-      task.src_offset = tile.row;
+      task.src_offset = task.block.row - spec.group_row(group);
       return task;
     }
     task.src = Buffer::kGather;
     task.src_offset = task.block.row * pitch;
-    task.peer = owner;
-    if (gpu == topo.gpu_of(rank)) {
-      task.waits[0] = {rail_flag(step, c), 1, 1};  // the network has written it here; no need to wait for own copies
-    } else {
-      task.waits[0] = {here_flag(step, gpu, c), 1, static_cast<std::uint32_t>(pieces)};
-    }
+    task.peer = group.first;
+    wait_for_rows(rank, group, c, task);
     return task;
+  }
+
+  // Until chunk `c` of all shards of the group, not only the own one, is in the gather buffer.
+  MK_HD constexpr void wait_for_rows(std::int32_t rank, const ShardGroup& group, std::int64_t c, Task& task) const {
+    const Topology& topo = spec.topo;
+    const auto raises = static_cast<std::uint32_t>(pieces);
+    if (is_shared() && topo.gpus == 1) {
+      task.waits[0] = {rail_flag(1, 0), static_cast<std::uint32_t>(topo.nodes - 1), 1};
+    } else if (is_shared()) {
+      task.waits[0] = {here_flag(rank, group.first, 0), static_cast<std::uint32_t>(group.count()), raises};
+    } else if (topo.gpu_of(group.first) == topo.gpu_of(rank)) {
+      // The network has written it here; no need to wait for own copies.
+      task.waits[0] = {rail_flag(step_of(topo.node_of(rank), topo.node_of(group.first)), c), 1, 1};
+    } else {
+      task.waits[0] = {here_flag(rank, group.first, c), 1, raises};
+    }
+    if (is_shared() && group.contains(rank) && stagings() > 0) task.waits[1] = {staged_flag(0), 1, raises};
   }
 };
 

@@ -3,6 +3,11 @@
 // compute makes partial tiles, those for other nodes first; a tile for (d, l) is summed over the node on (n, l) by
 // intra, sent chunk by chunk to (d, l), and summed over the nodes there by recv. Every shard has at least one tile
 // slot, so ranks without rows still exchange signals with all ranks whose memory they share.
+//
+// Shards of few rows share tiles (shard_groups.h): compute makes tiles of a group's rows, and raises one flag on all
+// GPUs of the node that own some of them. Everything behind goes shard by shard: a tile is packed row by row, so a
+// shard's rows in it, which intra reads, are one contiguous piece. Tile t of a group holds rows of tile t of each of
+// its shards, since all grids have the same columns, and where they are shared, one row of tiles.
 #pragma once
 #include "plan/spec.h"
 
@@ -10,17 +15,18 @@ namespace mkernel {
 
 struct GemmReduceScatterPlan {
   PlanSpec spec;
-  std::int64_t tiles = 1;           // tile slots per shard
+  std::int64_t tiles = 1;           // tile slots per shard, and per group of shards
   std::int64_t chunks = 1;          // chunks per shard
   std::int64_t shard_elements = 0;  // of the largest shard
+  std::int64_t group_rows = 0;      // of the largest group of shards
 
   MK_HD static constexpr GemmReduceScatterPlan make(const PlanSpec& spec) {
     GemmReduceScatterPlan plan;
     plan.spec = spec;
-    const std::int64_t max_rows = spec.row_split().max_size();
-    plan.tiles = TileGrid::make(max_rows, spec.n, max_rows, spec.tiling).count();
+    plan.group_rows = spec.group_rows(spec.groups().group(0, 0));
+    plan.tiles = TileGrid::make(plan.group_rows, spec.n, plan.group_rows, spec.tiling).count();
     plan.chunks = ceil_div(plan.tiles, spec.tiling.chunk_tiles);
-    plan.shard_elements = max_rows * spec.n;
+    plan.shard_elements = spec.row_split().max_size() * spec.n;
     return plan;
   }
 
@@ -31,7 +37,7 @@ struct GemmReduceScatterPlan {
   MK_HD constexpr std::int64_t buffer_elements(Buffer buffer) const {
     const Topology& topo = spec.topo;
     switch (buffer) {
-      case Buffer::kPartial: return topo.gpus > 1 ? spec.m * spec.n : 0;
+      case Buffer::kPartial: return has_partials() ? spec.m * spec.n : 0;
       case Buffer::kNodePartial: return topo.nodes > 1 ? topo.nodes * shard_elements : 0;
       case Buffer::kArrival: return (topo.nodes - 1) * shard_elements;
       default: return 0;
@@ -41,7 +47,7 @@ struct GemmReduceScatterPlan {
   MK_HD constexpr std::int32_t lanes(Role role) const {
     switch (role) {
       case Role::kCompute: return 1;
-      case Role::kIntra: return spec.topo.gpus > 1 ? 1 : 0;
+      case Role::kIntra: return has_partials() ? 1 : 0;
       case Role::kSend: return spec.topo.nodes - 1;
       case Role::kRecv: return spec.topo.nodes > 1 ? 1 : 0;
     }
@@ -50,7 +56,7 @@ struct GemmReduceScatterPlan {
 
   MK_HD constexpr std::int64_t count(std::int32_t, Role role, std::int32_t) const {
     switch (role) {
-      case Role::kCompute: return spec.topo.world() * tiles;
+      case Role::kCompute: return spec.groups().runs() * spec.groups().per_run() * tiles;
       case Role::kIntra: return spec.topo.nodes * tiles;
       case Role::kSend: return chunks;
       case Role::kRecv: return tiles;
@@ -73,7 +79,9 @@ struct GemmReduceScatterPlan {
 
   MK_HD constexpr FlagName flag_name(std::int32_t rank, std::uint32_t flag) const {
     const Topology& topo = spec.topo;
-    if (flag < chunk_base()) return {"partial tile, node/tile", flag / tiles, flag % tiles, -1};
+    if (flag < chunk_base()) {
+      return {"partial tile, node/tile", flag / tiles * spec.groups().nodes_per_run(), flag % tiles, -1};
+    }
     if (flag < arrival_base()) {
       const std::int64_t i = flag - chunk_base();
       return {"node sum, node/chunk", i / chunks, i % chunks, rank};
@@ -94,12 +102,16 @@ struct GemmReduceScatterPlan {
   }
 
  private:
-  MK_HD constexpr std::int64_t chunk_base() const { return spec.topo.gpus > 1 ? spec.topo.nodes * tiles : 0; }
+  // Otherwise products are node sums already: one GPU per node, whose tiles are one shard's.
+  MK_HD constexpr bool has_partials() const { return spec.topo.gpus > 1 || spec.tiling.grid_shards > 1; }
+
+  MK_HD constexpr std::int64_t chunk_base() const { return has_partials() ? spec.groups().runs() * tiles : 0; }
   MK_HD constexpr std::int64_t arrival_base() const {
     return chunk_base() + (spec.topo.nodes > 1 ? spec.topo.nodes * chunks : 0);
   }
+  // Tile `t` of the group that holds the shard of own GPU index on `node`.
   MK_HD constexpr std::uint32_t tile_flag(std::int32_t node, std::int64_t t) const {
-    return static_cast<std::uint32_t>(node * tiles + t);
+    return static_cast<std::uint32_t>(spec.groups().run_of(node) * tiles + t);
   }
   MK_HD constexpr std::uint32_t chunk_flag(std::int32_t node, std::int64_t c) const {
     return static_cast<std::uint32_t>(chunk_base() + node * chunks + c);
@@ -126,6 +138,15 @@ struct GemmReduceScatterPlan {
     block.row += spec.row_split().begin(shard);
     return block;
   }
+  MK_HD constexpr TileGrid group_grid(const ShardGroup& group) const {
+    return TileGrid::make(spec.group_rows(group), spec.n, group_rows, spec.tiling);
+  }
+  // Where the rows of `shard`, one of the group's, begin in the group's tile `t` in kPartial.
+  MK_HD constexpr std::int64_t partial_offset(const ShardGroup& group, std::int32_t shard, std::int64_t t) const {
+    const TileGrid tiles_of_group = group_grid(group);
+    const std::int64_t rows_before = spec.row_split().begin(shard) - spec.group_row(group);
+    return spec.group_row(group) * spec.n + tiles_of_group.packed(t) + rows_before * tiles_of_group.tile(t).cols;
+  }
   // Where a tile of the shard that (node, own gpu) owns lies in kNodePartial.
   MK_HD constexpr std::int64_t node_partial_offset(std::int32_t node, std::int32_t shard, std::int64_t t) const {
     return node * shard_elements + grid(shard).packed(t);
@@ -138,23 +159,24 @@ struct GemmReduceScatterPlan {
 
   MK_HD constexpr Task compute(std::int32_t rank, std::int64_t index) const {
     const Topology& topo = spec.topo;
-    const std::int64_t per_node = topo.gpus * tiles;
-    const std::int32_t node =
-        (topo.node_of(rank) + 1 + static_cast<std::int32_t>(index / per_node)) % topo.nodes;  // own node last
-    // Within a node: chunk by chunk, each chunk for all GPUs in turn, own GPU last.
-    const std::int64_t within = index % per_node;
-    const std::int64_t chunk_slots = topo.gpus * spec.tiling.chunk_tiles;
+    const ShardGroups groups = spec.groups();
+    const std::int64_t run_tiles = groups.per_run() * tiles;
+    const std::int32_t run = (groups.run_of(topo.node_of(rank)) + 1 + static_cast<std::int32_t>(index / run_tiles)) %
+                             groups.runs();  // that of own node last
+    // Within a run: chunk by chunk, each chunk for all groups in turn, that of own GPU last.
+    const std::int64_t within = index % run_tiles;
+    const std::int64_t chunk_slots = static_cast<std::int64_t>(groups.per_run()) * spec.tiling.chunk_tiles;
     const std::int64_t c = within / chunk_slots;
     const std::int64_t in_chunk = within - c * chunk_slots;
     const std::int64_t size = chunk_size(c);
     const auto turn = static_cast<std::int32_t>(in_chunk / size);
     const std::int64_t t = c * spec.tiling.chunk_tiles + in_chunk % size;
-    const std::int32_t gpu = (topo.gpu_of(rank) + 1 + turn) % topo.gpus;
-    const std::int32_t shard = topo.rank_of(node, gpu);
+    const ShardGroup group = groups.group(run, (groups.index_of(topo.gpu_of(rank)) + 1 + turn) % groups.per_run());
 
     Task task;
     task.action = Action::kGemm;
-    task.block = block_of(shard, t);
+    task.block = group_grid(group).tile(t);
+    task.block.row += spec.group_row(group);
     task.source = Source::kOwn;
     task.src = Buffer::kA;
     task.src_offset = task.block.row;
@@ -163,16 +185,19 @@ struct GemmReduceScatterPlan {
       task.dst = Buffer::kC;
       return task;
     }
-    if (topo.gpus == 1) {
+    const std::int32_t node = topo.node_of(group.first);
+    if (!has_partials()) {
       task.dst = Buffer::kNodePartial;
-      task.dst_offset = node_partial_offset(node, shard, t);
+      task.dst_offset = node_partial_offset(node, group.first, t);
       task.signals[0] = {chunk_flag(node, c), Reach::kSelf, false};
       return task;
     }
     task.dst = Buffer::kPartial;
-    task.dst_offset = spec.row_split().begin(shard) * spec.n + grid(shard).packed(t);
-    task.peer = topo.rank_of(topo.node_of(rank), gpu);
-    task.signals[0] = {tile_flag(node, t), Reach::kRank, false};
+    task.dst_offset = partial_offset(group, group.first, t);
+    task.peer = topo.rank_of(topo.node_of(rank), topo.gpu_of(group.first));
+    const bool all_gpus = group.count() >= topo.gpus;
+    task.signals[0] = {tile_flag(node, t), all_gpus ? Reach::kNode : Reach::kRank, false,
+                       static_cast<std::uint16_t>(all_gpus ? 1 : group.count())};
     return task;
   }
 
@@ -186,7 +211,7 @@ struct GemmReduceScatterPlan {
     task.block = block_of(shard, t);
     task.source = Source::kNode;
     task.src = Buffer::kPartial;
-    task.src_offset = spec.row_split().begin(shard) * spec.n + grid(shard).packed(t);
+    task.src_offset = partial_offset(spec.groups().holding(shard), shard, t);
     task.dst_reach = Reach::kSelf;
     task.waits[0] = {tile_flag(node, t), 1, static_cast<std::uint32_t>(topo.gpus)};
     if (topo.nodes == 1) {

@@ -34,6 +34,14 @@ MK_HD constexpr void for_each_rank(const Topology& topo, std::int32_t rank, Reac
   }
 }
 
+// The same for the ranks whose flag `signal` raises; `peer` is that of its task.
+template <class F>
+MK_HD constexpr void for_each_rank(const Topology& topo, std::int32_t rank, const Signal& signal, std::int32_t peer,
+                                   F&& f) {
+  if (signal.reach != Reach::kRank) return for_each_rank(topo, rank, signal.reach, peer, f);
+  for (std::int32_t r = peer; r < peer + signal.ranks; ++r) f(r);
+}
+
 // The state of a tile of queries: (rows, dim) sums, then as many maxima and sums of weights.
 MK_HD constexpr Access state_access(const Plan& plan, std::int32_t rank, const Task& task) {
   const std::int64_t dim = plan.spec().attention.dim;

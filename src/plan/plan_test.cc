@@ -154,7 +154,7 @@ TEST(Plan, FlagNamesGiveTheRankThatRaisesThem) {
             for (std::int64_t i = 0; i < plan.count(rank, role, lane); ++i) {
               const Task task = plan.task(rank, role, lane, i);
               for (const Signal& signal : task.signals) {
-                for_each_rank(topo, rank, signal.reach, task.peer, [&](std::int32_t reached) {
+                for_each_rank(topo, rank, signal, task.peer, [&](std::int32_t reached) {
                   const std::int32_t sender = plan.flag_name(reached, signal.flag).sender;
                   EXPECT_TRUE(sender == rank || (sender == -1 && topo.node_of(reached) == topo.node_of(rank)))
                       << op_name(op) << " " << topo.nodes << "x" << topo.gpus << ": flag " << signal.flag << " of rank "

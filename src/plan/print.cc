@@ -48,6 +48,11 @@ std::string on_text(const Topology& topo, std::int32_t rank, Reach reach, std::i
   return who.empty() ? "" : " on " + who;
 }
 
+std::string on_text(const Topology& topo, std::int32_t rank, const Signal& signal, std::int32_t peer) {
+  if (signal.reach != Reach::kRank || signal.ranks == 1) return on_text(topo, rank, signal.reach, peer);
+  return fmt::format(" on ranks {}..{}", peer, peer + signal.ranks - 1);
+}
+
 bool has_flag(const Plan& plan, std::int32_t rank, std::uint32_t flag) {
   return rank >= 0 && rank < plan.topo().world() && flag < plan.flag_count();
 }
@@ -152,7 +157,7 @@ std::string signals_text(const Plan& plan, std::int32_t rank, const Task& task) 
     if (signal.reach == Reach::kPeers) reader = topo.rank_of(topo.node_of(rank), topo.gpu_of(rank) == 0 ? 1 : 0);
     text += text.empty() ? "; then " : " and ";
     text += fmt::format("{} flag {} ({}){}", signal.stamp ? "stamp" : "raise", signal.flag,
-                        flag_meaning(plan, reader, signal.flag), on_text(topo, rank, signal.reach, task.peer));
+                        flag_meaning(plan, reader, signal.flag), on_text(topo, rank, signal, task.peer));
   }
   return text;
 }
@@ -193,7 +198,8 @@ void print_shape(const Plan& plan, std::int32_t rank, std::string& out) {
   fmt::format_to(to, "its matrices: A {}, B {}, C {}\n", extent_text(plan.a_extent(rank)),
                  extent_text(plan.b_extent(rank)), extent_text(plan.c_extent(rank)));
   const Tiling& tiling = spec.tiling;
-  fmt::format_to(to, "tiles of {} x {}, bands of {} tile rows, chunks of ", tiling.bm, tiling.bn, tiling.band);
+  fmt::format_to(to, "tiles of {} x {}{}, bands of {} tile rows, chunks of ", tiling.bm, tiling.bn,
+                 tiling.grid_shards > 1 ? fmt::format(" shared by {} shards", tiling.grid_shards) : "", tiling.band);
   if (spec.op == Op::kAllGatherGemm) {
     fmt::format_to(to, "{} rows in copies of {}, row pitch {}\n", tiling.chunk_rows, tiling.copy_rows,
                    plan.gather_pitch());

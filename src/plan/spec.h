@@ -4,6 +4,7 @@
 
 #include "mkernel/types.h"
 #include "plan/attention_spec.h"
+#include "plan/shard_groups.h"
 #include "plan/task.h"
 #include "plan/tiles.h"
 #include "plan/topology.h"
@@ -26,6 +27,12 @@ struct PlanSpec {
 
   // Rows of A (all_gather_gemm) or of C (gemm_reduce_scatter) that a rank owns.
   MK_HD constexpr Split row_split() const { return {m, topo.world()}; }
+  // Which of these shards are multiplied together.
+  MK_HD constexpr ShardGroups groups() const { return {topo, tiling.grid_shards}; }
+  MK_HD constexpr std::int64_t group_row(const ShardGroup& group) const { return row_split().begin(group.first); }
+  MK_HD constexpr std::int64_t group_rows(const ShardGroup& group) const {
+    return row_split().begin(group.end) - row_split().begin(group.first);
+  }
   // Columns of B and C that a rank owns in all_gather_gemm.
   MK_HD constexpr Split col_split() const { return {n, topo.world()}; }
   // The slice of K that a rank owns in gemm_reduce_scatter and gemm_all_reduce.

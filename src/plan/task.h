@@ -69,6 +69,7 @@ struct Signal {
   std::uint32_t flag = 0;
   Reach reach = Reach::kNobody;
   bool stamp = false;
+  std::uint16_t ranks = 1;  // kRank: so many of the node, from `peer` on
 
   bool operator==(const Signal&) const = default;
 };

@@ -28,6 +28,8 @@ struct Tiling {
   std::int32_t chunk_rows = 512;  // rows of A per network write (AG+GEMM), a multiple of bm; tokens (ring_attention)
   std::int32_t copy_rows = 64;    // rows of A that one copy moves; a chunk is one network write but several copies
   std::int32_t pitch_align = 1;  // the row pitch of gathered A is a multiple of this many elements (TMA wants 16 bytes)
+  std::int32_t grid_shards = 1;  // shards that share a grid of tiles (AG+GEMM, GEMM+RS): see plan/shard_groups.h; more
+                                 // than one only where their rows fit into one tile
 };
 
 // The tiles of a rows x cols matrix. There is always at least one tile, so that an empty matrix still has a task

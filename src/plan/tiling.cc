@@ -16,17 +16,28 @@ constexpr std::int64_t kMaxTasks = (std::int64_t{1} << 31) - 1;
 constexpr std::int64_t kMaxSends = std::int64_t{1} << 24;     // the task field of a command record
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 55;  // leaves room for byte offsets and parity in 63 bits
 constexpr std::int32_t kMaxWorld = 1 << 16;
+// Shards share tiles only where a tile of one of them would be partly empty: a wgmma instruction takes 64 rows, however
+// few are wanted. all_gather_gemm stops there, since a tile waits for all its shards. gemm_reduce_scatter waits for
+// nothing, and gains as long as reading B is what takes time: a product of 128 rows has 128 flops per byte of B, where
+// an H200 could do 990e12 / 4.8e12 = 206.
+constexpr std::int64_t kFullRows = 64;
+constexpr std::int64_t kMaxSharedRows = 128;
 
-std::int64_t rows_per_grid(const PlanSpec& spec) {
+std::int64_t rows_per_shard(const PlanSpec& spec) {
   return spec.op == Op::kGemmAllReduce ? spec.m : spec.row_split().max_size();
 }
 std::int64_t cols_per_grid(const PlanSpec& spec) {
   return spec.op == Op::kAllGatherGemm ? spec.col_split().max_size() : spec.n;
 }
-std::int64_t grids(const PlanSpec& spec) { return spec.op == Op::kGemmAllReduce ? 1 : spec.topo.world(); }
+std::int64_t grids(const PlanSpec& spec, std::int32_t grid_shards) {
+  if (spec.op == Op::kGemmAllReduce) return 1;
+  const ShardGroups groups{spec.topo, grid_shards};
+  return std::int64_t{groups.runs()} * groups.per_run();
+}
 
 std::int64_t grid_tiles(const PlanSpec& spec, const Tiling& tiling) {
-  return TileGrid::make(rows_per_grid(spec), cols_per_grid(spec), rows_per_grid(spec), tiling).count();
+  const std::int64_t rows = rows_per_grid(spec, tiling.grid_shards);
+  return TileGrid::make(rows, cols_per_grid(spec), rows, tiling).count();
 }
 
 // The smallest power of two from `low` to `high` that is at least `size`, else `high`.
@@ -36,17 +47,71 @@ std::int32_t fit(std::int64_t size, std::int32_t low, std::int32_t high) {
   return result;
 }
 
+Status check_grid_shards(const PlanSpec& spec) {
+  const std::int32_t shards = spec.tiling.grid_shards;
+  const auto& [nodes, gpus] = spec.topo;
+  if (shards == 1) return Ok{};
+  const bool is_group = shards > 1 && shards <= nodes * gpus && (shards <= gpus || shards % gpus == 0);
+  if (!is_group || spec.op == Op::kGemmAllReduce) {
+    return bad_argument(fmt::format("grid_shards is {}: {} on {} nodes x {} GPUs takes 1{}", shards, op_name(spec.op),
+                                    nodes, gpus,
+                                    spec.op == Op::kGemmAllReduce ? "" : ", up to a node's GPUs, or all of several"));
+  }
+  if (spec.op == Op::kAllGatherGemm && gpus == 1 && shards < nodes) {
+    return bad_argument(
+        fmt::format("grid_shards is {}: with one GPU per node all_gather_gemm takes 1 or all {}", shards, nodes));
+  }
+  if (const std::int64_t rows = rows_per_grid(spec, shards); rows > spec.tiling.bm) {
+    return bad_argument(fmt::format("grid_shards is {}: these have {} rows, which must fit into one tile of {}", shards,
+                                    rows, spec.tiling.bm));
+  }
+  return Ok{};
+}
+
 bool product_fits(std::int64_t a, std::int64_t b, std::int64_t limit) { return a == 0 || b <= limit / a; }
 
 }  // namespace
 
+std::int32_t choose_grid_shards(const PlanSpec& spec, std::int32_t bm) {
+  if (spec.op == Op::kGemmAllReduce || rows_per_shard(spec) >= kFullRows) return 1;
+  const auto& [nodes, gpus] = spec.topo;
+  const std::int64_t limit = min_of(bm, spec.op == Op::kAllGatherGemm ? kFullRows : kMaxSharedRows);
+  const auto fits = [&](std::int64_t shards) {
+    return rows_per_grid(spec, static_cast<std::int32_t>(shards)) <= limit;
+  };
+  std::int64_t most = 1;
+  while (most < spec.topo.world() && fits(most + 1)) ++most;
+  if (most < gpus) return static_cast<std::int32_t>(ceil_div(gpus, ceil_div(gpus, most)));
+  const std::int64_t run = ceil_div(nodes, ceil_div(nodes, most / gpus));
+  // Where only the network brings rows, tiles can wait for those of all nodes or of one.
+  if (spec.op == Op::kAllGatherGemm && gpus == 1 && run < nodes) return 1;
+  return static_cast<std::int32_t>(run * gpus);
+}
+
+std::int64_t rows_per_grid(const PlanSpec& spec, std::int32_t grid_shards) {
+  return spec.op == Op::kGemmAllReduce ? spec.m : spec.row_split().begin(grid_shards);
+}
+
+std::int64_t count_tiles(const PlanSpec& spec, const Tiling& tiling) {
+  return grid_tiles(spec, tiling) * grids(spec, tiling.grid_shards);
+}
+
+std::int64_t sent_tile_bytes(const PlanSpec& spec, const Tiling& tiling) {
+  const std::int64_t rows = tiling.grid_shards > 1 ? max_of(1, rows_per_shard(spec)) : tiling.bm;
+  return rows * tiling.bn * dtype_bytes(spec.partial);
+}
+
 Tiling choose_tiling(const PlanSpec& spec) {
   Tiling tiling;
-  tiling.bm = fit(rows_per_grid(spec), 16, 128);
+  const auto set_rows = [&](std::int32_t most) {
+    tiling.grid_shards = choose_grid_shards(spec, most);
+    tiling.bm = fit(rows_per_grid(spec, tiling.grid_shards), 16, most);
+  };
+  set_rows(128);
   tiling.bn = fit(cols_per_grid(spec), 32, 256);
   // Narrower tiles when there would be too few; rows stay, since a wgmma instruction takes 64 of them at once.
-  while (grid_tiles(spec, tiling) * grids(spec) < kTilesWanted && tiling.bn > 64) tiling.bn /= 2;
-  if (grid_tiles(spec, tiling) * grids(spec) < kTilesWanted && tiling.bm > 64) tiling.bm = 64;
+  while (count_tiles(spec, tiling) < kTilesWanted && tiling.bn > 64) tiling.bn /= 2;
+  if (count_tiles(spec, tiling) < kTilesWanted && tiling.bm > 64) set_rows(64);
   return choose_tiling(spec, tiling.bm, tiling.bn);
 }
 
@@ -54,8 +119,9 @@ Tiling choose_tiling(const PlanSpec& spec, std::int32_t bm, std::int32_t bn) {
   Tiling tiling;
   tiling.bm = bm;
   tiling.bn = bn;
+  tiling.grid_shards = choose_grid_shards(spec, bm);
   const std::int64_t tiles = grid_tiles(spec, tiling);
-  const std::int64_t tile_bytes = std::int64_t{tiling.bm} * tiling.bn * dtype_bytes(spec.partial);
+  const std::int64_t tile_bytes = sent_tile_bytes(spec, tiling);
   // Several chunks per owner and destination, so that sending begins early and ends soon after the last tile: eight
   // to one other node, four to each of many; but none too small for the network while every owner has one.
   const std::int64_t owners = spec.op == Op::kGemmAllReduce ? spec.topo.world() : 1;
@@ -67,7 +133,7 @@ Tiling choose_tiling(const PlanSpec& spec, std::int32_t bm, std::int32_t bn) {
   tiling.chunk_tiles = static_cast<std::int32_t>(chunk);
 
   const std::int64_t row_bytes = max_of(1, spec.k * dtype_bytes(spec.dtype));
-  const std::int64_t shard_tile_rows = max_of(1, ceil_div(rows_per_grid(spec), tiling.bm));
+  const std::int64_t shard_tile_rows = max_of(1, ceil_div(rows_per_shard(spec), tiling.bm));
   std::int64_t chunk_tile_rows = max_of(1, min_of(kChunkBytes / row_bytes / tiling.bm, ceil_div(shard_tile_rows, 4)));
   while (shard_tile_rows / chunk_tile_rows * spec.topo.nodes > kMaxSends / 2 && chunk_tile_rows < kMaxSends) {
     chunk_tile_rows *= 2;
@@ -112,6 +178,7 @@ Status validate(const PlanSpec& spec) {
   if (tiling.pitch_align < 1 || tiling.pitch_align > 1024) {
     return bad_argument(fmt::format("pitch_align is {}: it must be 1 to 1024 elements", tiling.pitch_align));
   }
+  if (Status status = check_grid_shards(spec); !status.ok()) return status;
   if (spec.partial != spec.dtype && spec.partial != Dtype::kFp32) {
     return bad_argument(fmt::format("partial sums in {} for {} inputs are not offered: take {} or fp32",
                                     dtype_name(spec.partial), dtype_name(spec.dtype), dtype_name(spec.dtype)));
@@ -134,9 +201,9 @@ Status validate(const PlanSpec& spec) {
     }
   }
   // Tiles of one grid, times the grids of a rank's compute lane, plus one chunk of slack.
-  const std::int64_t grid_rows = max_of(1, ceil_div(rows_per_grid(spec), tiling.bm));
+  const std::int64_t grid_rows = max_of(1, ceil_div(rows_per_grid(spec, tiling.grid_shards), tiling.bm));
   const std::int64_t grid_cols = max_of(1, ceil_div(cols_per_grid(spec), tiling.bn));
-  const std::int64_t slots = grids(spec) + 1;
+  const std::int64_t slots = grids(spec, 1) + 1;
   if (!product_fits(grid_rows, grid_cols, kMaxTasks) ||
       !product_fits(grid_rows * grid_cols + tiling.chunk_tiles * std::int64_t{spec.topo.world()}, slots, kMaxTasks)) {
     return bad_argument(
@@ -145,8 +212,9 @@ Status validate(const PlanSpec& spec) {
                     spec.m, spec.n, spec.k, tiling.bm, tiling.bn));
   }
   const Plan plan(spec);
-  if (spec.op == Op::kAllGatherGemm && !product_fits(spec.topo.world() * ceil_div(tiling.chunk_rows, tiling.copy_rows),
-                                                     ceil_div(rows_per_grid(spec), tiling.chunk_rows) + 1, kMaxTasks)) {
+  if (spec.op == Op::kAllGatherGemm &&
+      !product_fits(spec.topo.world() * ceil_div(tiling.chunk_rows, tiling.copy_rows),
+                    ceil_div(rows_per_shard(spec), tiling.chunk_rows) + 1, kMaxTasks)) {
     return bad_argument(fmt::format("copies of {} rows are more than 2^31 for {} rows: take larger copy_rows",
                                     tiling.copy_rows, spec.m));
   }

@@ -113,6 +113,48 @@ TEST(ChooseTiling, IsAFunctionOfWhatAllRanksShare) {
   EXPECT_EQ(a.band, b.band);
   EXPECT_EQ(a.chunk_tiles, b.chunk_tiles);
   EXPECT_EQ(a.chunk_rows, b.chunk_rows);
+  EXPECT_EQ(a.grid_shards, b.grid_shards);
+}
+
+TEST(ChooseGridShards, TakesAsManyAsFitIntoOneTileAndDealsThemEvenly) {
+  const struct {
+    Topology topo;
+    std::int64_t m;
+    std::int32_t bm;
+    std::int32_t gather;
+    std::int32_t scatter;
+  } cases[] = {
+      {{2, 4}, 16, 64, 8, 8},   {{2, 4}, 128, 64, 4, 4},   {{2, 4}, 128, 128, 4, 8},   {{2, 4}, 512, 128, 1, 1},
+      {{2, 4}, 512, 64, 1, 1},  {{2, 4}, 1024, 128, 1, 1}, {{2, 4}, 16384, 128, 1, 1}, {{2, 4}, 1024, 1024, 1, 1},
+      {{2, 4}, 0, 16, 8, 8},    {{1, 1}, 5, 64, 1, 1},     {{1, 8}, 170, 64, 2, 2},    {{1, 8}, 168, 64, 3, 3},
+      {{4, 2}, 192, 128, 2, 4}, {{3, 1}, 3, 64, 3, 3},     {{3, 1}, 300, 128, 1, 1},  // whole tiles of their own
+      {{3, 1}, 150, 128, 1, 2},  // all_gather_gemm with one GPU per node: of one node or of all
+  };
+  for (const auto& c : cases) {
+    const std::string what = fmt::format("{} x {}, m {}, bm {}", c.topo.nodes, c.topo.gpus, c.m, c.bm);
+    PlanSpec spec = good_spec(Op::kAllGatherGemm);
+    spec.topo = c.topo;
+    spec.m = c.m;
+    EXPECT_EQ(choose_grid_shards(spec, c.bm), c.gather) << what;
+    spec.op = Op::kGemmReduceScatter;
+    EXPECT_EQ(choose_grid_shards(spec, c.bm), c.scatter) << what;
+    spec.op = Op::kGemmAllReduce;
+    EXPECT_EQ(choose_grid_shards(spec, c.bm), 1) << what;
+  }
+}
+
+// Large matrices have the plans that they had before shards could share tiles.
+TEST(ChooseTiling, ShardsOf65RowsAndMoreShareNothing) {
+  for (const Op op : kOps) {
+    for (const Topology topo : {Topology{1, 8}, Topology{2, 4}, Topology{3, 1}, Topology{4, 8}}) {
+      for (const std::int64_t rows : {65, 128, 1000}) {
+        PlanSpec spec = good_spec(op);
+        spec.topo = topo;
+        spec.m = rows * topo.world();
+        EXPECT_EQ(choose_tiling(spec).grid_shards, 1) << text(spec);
+      }
+    }
+  }
 }
 
 TEST(Validate, WhatPassesCannotOverflowWhateverTheTiling) {
@@ -127,6 +169,7 @@ TEST(Validate, WhatPassesCannotOverflowWhateverTheTiling) {
     spec.tiling.chunk_rows = spec.tiling.bm * static_cast<std::int32_t>(1 + random_size(random, 19));
     spec.tiling.copy_rows = static_cast<std::int32_t>(1 + random_size(random, 30));
     spec.tiling.pitch_align = static_cast<std::int32_t>(1 + random() % 1024);
+    spec.tiling.grid_shards = random() % 2 == 0 ? 1 : static_cast<std::int32_t>(1 + random_size(random, 7));
     if (!validate(spec).ok()) continue;
     ++passed;
     expect_everything_fits(spec);
@@ -211,6 +254,34 @@ const Refusal kRefusals[] = {
     {"copy_rows_zero", [](PlanSpec& s) { s.tiling.copy_rows = 0; }, "copy_rows is 0"},
     {"pitch_align_zero", [](PlanSpec& s) { s.tiling.pitch_align = 0; }, "pitch_align is 0"},
     {"pitch_align_large", [](PlanSpec& s) { s.tiling.pitch_align = 1025; }, "pitch_align is 1025"},
+    {"grid_shards_zero", [](PlanSpec& s) { s.tiling.grid_shards = 0; }, "grid_shards is 0"},
+    {"grid_shards_without_shards", [](PlanSpec& s) { s.tiling.grid_shards = 2; }, "gemm_all_reduce"},
+    {"grid_shards_of_part_of_a_node",
+     [](PlanSpec& s) {
+       s.op = Op::kGemmReduceScatter;
+       s.tiling.grid_shards = 5;
+     },
+     "grid_shards is 5"},
+    {"grid_shards_beyond_the_world",
+     [](PlanSpec& s) {
+       s.op = Op::kAllGatherGemm;
+       s.tiling.grid_shards = 12;
+     },
+     "grid_shards is 12"},
+    {"grid_shards_of_some_single_gpus",
+     [](PlanSpec& s) {
+       s.op = Op::kAllGatherGemm;
+       s.topo = {3, 1};
+       s.m = 3;
+       s.tiling.grid_shards = 2;
+     },
+     "takes 1 or all 3"},
+    {"grid_shards_taller_than_a_tile",
+     [](PlanSpec& s) {
+       s.op = Op::kGemmReduceScatter;
+       s.tiling.grid_shards = 8;
+     },
+     "these have 512 rows"},
     {"partials_narrower",
      [](PlanSpec& s) {
        s.dtype = Dtype::kFp32;

@@ -52,6 +52,7 @@ class Dealer {
     spec.partial = types.partial;
     // One in four as a user would get it.
     spec.tiling = dealt_ % 4 == 0 ? choose_tiling(spec) : kTilings[dealt_ % std::size(kTilings)];
+    if (dealt_ % 4 == 1) spec.tiling.grid_shards = choose_grid_shards(spec, spec.tiling.bm);
     return spec;
   }
 
@@ -137,6 +138,34 @@ PlanSpec attention_field_case(const Topology& topo, std::int64_t tokens, bool ca
   return spec;
 }
 
+// Every way in which shards can share tiles of 64 rows, for fewer rows than ranks and for several rows each.
+void add_shared(Op op, const Topology& topo, std::vector<PlanSpec>& cases) {
+  for (const std::int64_t m : {std::int64_t{topo.world()} / 2, std::int64_t{2} * topo.world() + 1, std::int64_t{64}}) {
+    PlanSpec spec;
+    spec.op = op;
+    spec.topo = topo;
+    spec.m = m;
+    spec.n = 3 * topo.world() + 1;
+    spec.k = 40;
+    spec.partial = cases.size() % 2 == 0 ? Dtype::kFp32 : Dtype::kBf16;
+    spec.tiling = {.bm = 64, .bn = 8, .band = 1, .chunk_tiles = 2, .chunk_rows = 64, .copy_rows = 3, .pitch_align = 8};
+    for (std::int32_t shards = 2; shards <= topo.world(); ++shards) {
+      spec.tiling.grid_shards = shards;
+      if (validate(spec)) cases.push_back(spec);
+    }
+  }
+}
+
+PlanSpec decode_case(Op op, const Topology& topo, std::int64_t m) {
+  PlanSpec spec;
+  spec.op = op;
+  spec.topo = topo;
+  spec.m = m;
+  spec.n = spec.k = 8192;
+  spec.tiling = choose_tiling(spec);
+  return spec;
+}
+
 }  // namespace
 
 std::vector<PlanSpec> field_cases() {
@@ -166,8 +195,15 @@ std::vector<PlanSpec> small_cases() {
       for (const Op op : kOps) {
         for (int i = 0; i < kPerTopology; ++i) cases.push_back(dealer.deal(op, topo));
         cases.push_back(scarce(op, topo));
+        if (op != Op::kGemmAllReduce) add_shared(op, topo, cases);
       }
       for (int i = 0; i < kAttentionPerTopology; ++i) cases.push_back(attention_case(topo, attention_turn++));
+    }
+  }
+  // Few rows, as in decoding.
+  for (const Op op : kOps) {
+    for (const Topology& topo : {Topology{1, 8}, Topology{2, 4}, Topology{2, 8}, Topology{8, 1}}) {
+      for (const std::int64_t m : {1, 16, 128, 512}) cases.push_back(decode_case(op, topo, m));
     }
   }
   return cases;

@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "plan/print.h"
 
 namespace mkernel {
@@ -49,7 +51,14 @@ class Dataflow {
   void check_rows(const Reader& reader);
   void check_destination(const Reader& reader);
   void check_sources(const Reader& reader, Ranks wanted);
-  const Piece* origin(std::int32_t rank, Buffer buffer, std::int64_t begin, std::int64_t end) const;
+  // What a range of a buffer holds: whole rows of a tile, and the task that computed it.
+  struct Origin {
+    const Task* task = nullptr;
+    TaskId id = kNoTask;
+    std::int32_t rank = 0;
+    Block block;
+  };
+  std::optional<Origin> origin(std::int32_t rank, Buffer buffer, std::int64_t begin, std::int64_t end) const;
 
   Ranks node_ranks(std::int32_t rank) const {
     const std::int32_t first = topo_.rank_of(topo_.node_of(rank), 0);
@@ -206,26 +215,24 @@ void Dataflow::check_sources(const Reader& reader, Ranks wanted) {
   const Block block = global_block(reader.rank, reader.task);
   std::int32_t next = wanted.first;
   for_each_read(plan_, reader.rank, reader.task, [&](const Access& access) {
-    const Piece* piece = origin(access.rank, access.buffer, access.begin, access.end);
-    if (piece == nullptr) {
+    const std::optional<Origin> found = origin(access.rank, access.buffer, access.begin, access.end);
+    if (!found) {
       wrong_data(reader, [&] {
-        return fmt::format("reads elements {}:{} of {} of rank {}, which are not one tile", access.begin, access.end,
-                           buffer_name(access.buffer), access.rank);
+        return fmt::format("reads elements {}:{} of {} of rank {}, which are not rows of one tile", access.begin,
+                           access.end, buffer_name(access.buffer), access.rank);
       });
       return;
     }
-    const Task& task = all_.tasks()[piece->task];
-    const Ranks made = made_by(piece->writer, task);
-    const Block found = global_block(piece->writer, task);
-    if (found != block) {
+    const Ranks made = made_by(found->rank, *found->task);
+    if (found->block != block) {
       wrong_data(reader, [&] {
-        return fmt::format("reads {} of rank {}, which holds another tile, that of {}", buffer_name(access.buffer),
-                           access.rank, all_.name(piece->task));
+        return fmt::format("reads {} of rank {}, which holds another block, of {}", buffer_name(access.buffer),
+                           access.rank, all_.name(found->id));
       });
     } else if (made.first != next) {
       wrong_data(reader, [&] {
         return fmt::format("adds the sum of ranks {}..{}, made by {}, where that of ranks from {} on is due",
-                           made.first, made.last - 1, all_.name(piece->task), next);
+                           made.first, made.last - 1, all_.name(found->id), next);
       });
     }
     next = made.last;
@@ -235,22 +242,27 @@ void Dataflow::check_sources(const Reader& reader, Ranks wanted) {
   }
 }
 
-// The write of the task that computed exactly what [begin, end) holds, looked up through copies and puts.
-const Piece* Dataflow::origin(std::int32_t rank, Buffer buffer, std::int64_t begin, std::int64_t end) const {
+// Looked up through copies and puts; nothing when [begin, end) is no run of whole rows of one tile.
+std::optional<Dataflow::Origin> Dataflow::origin(std::int32_t rank, Buffer buffer, std::int64_t begin,
+                                                 std::int64_t end) const {
   for (int moves = 0; moves < kMaxMoves; ++moves) {
     const Piece* piece = writes_.holding(rank, buffer, begin, end);
-    if (piece == nullptr) return nullptr;
+    if (piece == nullptr) return std::nullopt;
     const Task& task = all_.tasks()[piece->task];
     if (task.action != Action::kCopy && task.action != Action::kPut) {
-      return piece->begin == begin && piece->end == end ? piece : nullptr;
+      Block block = global_block(piece->writer, task);
+      if ((begin - piece->begin) % block.cols != 0 || (end - begin) % block.cols != 0) return std::nullopt;
+      block.row += (begin - piece->begin) / block.cols;
+      block.rows = (end - begin) / block.cols;
+      return Origin{&task, piece->task, piece->writer, block};
     }
-    if (task.src == Buffer::kA) return nullptr;
+    if (task.src == Buffer::kA) return std::nullopt;
     begin += task.src_offset - piece->begin;
     end += task.src_offset - piece->begin;
     rank = piece->writer;
     buffer = task.src;
   }
-  return nullptr;
+  return std::nullopt;
 }
 
 Ranks Dataflow::made_by(std::int32_t rank, const Task& task) const {

@@ -49,7 +49,7 @@ Fault fault_of_put(const Topology& topo, std::int32_t rank, const Task& task) {
     return {ViolationKind::kNetwork, "a put that leaves its rail: the peer has another GPU index"};
   }
   for (const Signal& signal : task.signals) {
-    if (signal.reach != Reach::kNobody && (signal.reach != Reach::kRank || !signal.stamp)) {
+    if (signal.reach != Reach::kNobody && (signal.reach != Reach::kRank || !signal.stamp || signal.ranks != 1)) {
       return {ViolationKind::kMalformed, "a put raises stamps of its peer only: the network cannot add"};
     }
   }
@@ -106,6 +106,12 @@ Fault fault_of(Op op, const Topology& topo, std::int32_t rank, Role role, const 
   }
   if (names_peer(task) && (task.peer < 0 || task.peer >= topo.world())) {
     return {ViolationKind::kMalformed, "its peer is not a rank"};
+  }
+  for (const Signal& signal : task.signals) {
+    if (signal.reach != Reach::kRank) continue;
+    if (signal.ranks < 1 || topo.gpu_of(task.peer) + signal.ranks > topo.gpus) {
+      return {ViolationKind::kMalformed, "it signals GPUs that the node does not have"};
+    }
   }
   return task.action == Action::kPut ? fault_of_put(topo, rank, task) : fault_of_local(op, role, topo, rank, task);
 }

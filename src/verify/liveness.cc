@@ -117,7 +117,7 @@ void Run::execute(const Lane& lane, const Task& task) {
   }
   knowledge_.end_task(lane.rank);
   for (const Signal& signal : task.signals) {
-    for_each_rank(all_.topo(), lane.rank, signal.reach, task.peer,
+    for_each_rank(all_.topo(), lane.rank, signal, task.peer,
                   [&](std::int32_t rank) { raise(all_.flag_id(rank, signal.flag)); });
   }
 }
@@ -156,7 +156,7 @@ std::vector<Run::Cause> Run::causes() const {
     for (TaskId task_id = head(id); task_id < lane.first + lane.count; ++task_id) {
       const Task& task = all_.tasks()[task_id];
       for (const Signal& signal : task.signals) {
-        for_each_rank(all_.topo(), lane.rank, signal.reach, task.peer, [&](std::int32_t rank) {
+        for_each_rank(all_.topo(), lane.rank, signal, task.peer, [&](std::int32_t rank) {
           LaneId waiter = first_waiter_[all_.flag_id(rank, signal.flag)];
           for (; waiter != kNoLane; waiter = next_waiter_[index(waiter)]) {
             if (causes[index(waiter)].lane == kNoLane) causes[index(waiter)] = {id, task_id};

@@ -13,7 +13,7 @@ bool raises_flag_of_wait(const Topology& topo, const Task& first, std::int32_t f
     for (const Wait& wait : second.waits) {
       if (signal.flag - wait.flag >= wait.span) continue;  // unsigned, so also false for flags below the first
       bool reaches = false;
-      for_each_rank(topo, first_rank, signal.reach, first.peer,
+      for_each_rank(topo, first_rank, signal, first.peer,
                     [&](std::int32_t rank) { reaches = reaches || rank == second_rank; });
       if (reaches) return true;
     }
@@ -117,7 +117,7 @@ void HappensBefore::index_signalers() {
   const auto for_each_signal = [&](auto&& f) {
     for_each_task(all_, [&](const Lane& lane, TaskId id, const Task& task) {
       for (const Signal& signal : task.signals) {
-        for_each_rank(all_.topo(), lane.rank, signal.reach, task.peer,
+        for_each_rank(all_.topo(), lane.rank, signal, task.peer,
                       [&](std::int32_t rank) { f(all_.flag_id(rank, signal.flag), id); });
       }
     });

@@ -61,7 +61,7 @@ class MutatedSource : public PlanSource {
   }
   void count_raises(std::int32_t rank, const Task& task) const {
     for (const Signal& signal : task.signals) {
-      for_each_rank(plan().topo(), rank, signal.reach, task.peer, [&](std::int32_t reached) {
+      for_each_rank(plan().topo(), rank, signal, task.peer, [&](std::int32_t reached) {
         ++raises_[static_cast<std::size_t>(reached) * plan().flag_count() + signal.flag];
       });
     }

@@ -13,6 +13,7 @@
 #include "plan/operands.h"
 #include "plan/print.h"
 #include "plan/test_spec.h"
+#include "plan/tiling.h"
 #include "verify/damages.h"
 #include "verify/verify.h"
 
@@ -53,6 +54,16 @@ PlanSpec make_spec(Op op, Topology topo, std::int64_t m, std::int64_t n, std::in
   return spec;
 }
 
+// Shards of two or three rows that share tiles, in every way that there is.
+void add_shared(Op op, Topology topo, std::vector<PlanSpec>& specs) {
+  PlanSpec spec = make_spec(op, topo, 2 * topo.world() + 1, 50, 29);
+  spec.tiling.bm = spec.tiling.chunk_rows = 32;
+  for (std::int32_t shards = 2; shards <= topo.world(); ++shards) {
+    spec.tiling.grid_shards = shards;
+    if (validate(spec)) specs.push_back(spec);
+  }
+}
+
 std::vector<PlanSpec> specs_of(Op op) {
   std::vector<PlanSpec> specs;
   for (const Topology topo : {Topology{1, 2}, Topology{1, 3}, Topology{2, 1}, Topology{3, 1}, Topology{2, 2},
@@ -63,13 +74,14 @@ std::vector<PlanSpec> specs_of(Op op) {
     specs.push_back(make_spec(op, topo, topo.world() - 1, 20, 3));
     specs.push_back(make_spec(op, topo, 0, 20, 3));
     if (op != Op::kAllGatherGemm) specs.push_back(make_spec(op, topo, 48, 37, 13, Dtype::kFp32));
+    add_shared(op, topo, specs);
   }
   return specs;
 }
 
 std::string spec_text(const PlanSpec& spec) {
-  return fmt::format("{} {}x{} m {} n {} k {} partial {}", op_name(spec.op), spec.topo.nodes, spec.topo.gpus, spec.m,
-                     spec.n, spec.k, dtype_name(spec.partial));
+  return fmt::format("{} {}x{} m {} n {} k {} partial {} tiles of {} shards", op_name(spec.op), spec.topo.nodes,
+                     spec.topo.gpus, spec.m, spec.n, spec.k, dtype_name(spec.partial), spec.tiling.grid_shards);
 }
 
 // --- Who may be named.
@@ -87,7 +99,7 @@ void touch(const Plan& plan, const Place& place, const Task& task, Touched& touc
     for (std::uint32_t i = 0; i < wait.span; ++i) touched.flags.insert({place.rank, wait.flag + i});
   }
   for (const Signal& signal : task.signals) {
-    for_each_rank(plan.topo(), place.rank, signal.reach, task.peer, [&](std::int32_t rank) {
+    for_each_rank(plan.topo(), place.rank, signal, task.peer, [&](std::int32_t rank) {
       touched.flags.insert({rank, signal.flag});
       touched.ranks.insert(rank);
     });

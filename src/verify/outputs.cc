@@ -78,7 +78,7 @@ class Covered {
     const Task& task = all_.tasks()[write.task];
     bool direct = false;
     for (const Signal& signal : task.signals) {
-      for_each_rank(all_.topo(), write.writer, signal.reach, task.peer, [&](std::int32_t reached) {
+      for_each_rank(all_.topo(), write.writer, signal, task.peer, [&](std::int32_t reached) {
         direct = direct || (reached == rank && flags_.is_awaited(all_.flag_id(rank, signal.flag)));
       });
     }
@@ -93,7 +93,7 @@ class Covered {
     const auto raise = [&](std::int32_t by, const Task& task) {
       bool news = false;
       for (const Signal& signal : task.signals) {
-        for_each_rank(all_.topo(), by, signal.reach, task.peer, [&](std::int32_t reached) {
+        for_each_rank(all_.topo(), by, signal, task.peer, [&](std::int32_t reached) {
           auto flag = raised[all_.flag_id(reached, signal.flag)];
           news = news || !flag;
           flag = true;

@@ -22,7 +22,7 @@ FlagTable::FlagTable(const Enumeration& all, Findings& findings) : uses_(all.fla
 void FlagTable::add_signals(const Enumeration& all, Findings& findings) {
   for_each_task(all, [&](const Lane& lane, TaskId id, const Task& task) {
     for (const Signal& signal : task.signals) {
-      for_each_rank(all.topo(), lane.rank, signal.reach, task.peer, [&](std::int32_t rank) {
+      for_each_rank(all.topo(), lane.rank, signal, task.peer, [&](std::int32_t rank) {
         Use& use = uses_[all.flag_id(rank, signal.flag)];
         ++signals_;
         if (use.raises++ == 0) {
@@ -101,7 +101,7 @@ bool Knowledge::task_knows(const Enumeration& all, std::int32_t by, const Task& 
 void check_flag_reuse(const Enumeration& all, const Knowledge& knowledge, Findings& findings) {
   for_each_task(all, [&](const Lane& lane, TaskId id, const Task& task) {
     for (const Signal& signal : task.signals) {
-      for_each_rank(all.topo(), lane.rank, signal.reach, task.peer, [&](std::int32_t rank) {
+      for_each_rank(all.topo(), lane.rank, signal, task.peer, [&](std::int32_t rank) {
         if (knowledge.complete_knows(lane.rank, rank) || knowledge.task_knows(all, lane.rank, task, rank)) return;
         findings.add(ViolationKind::kOverwrite, all.place(id), [&] {
           return fmt::format(

@@ -56,8 +56,8 @@ std::vector<Damage> flag_damages() {
                   }});
   list.push_back({"a_signal_reaches_only_its_own_rank",
                   {kUnbalanced},
-                  kGather | kReduce,
-                  "gemm_reduce_scatter signals single ranks only",
+                  kAllOps,
+                  "",
                   [](const MutatedSource& source, const Place&, Task& task) {
                     if (task.signals[0].reach != Reach::kNode || source.plan().topo().gpus == 1) return false;
                     task.signals[0].reach = Reach::kSelf;
@@ -69,10 +69,30 @@ std::vector<Damage> flag_damages() {
                   "all_gather_gemm signals whole nodes",
                   [](const MutatedSource& source, const Place& place, Task& task) {
                     const Topology& topo = source.plan().topo();
-                    if (task.action == Action::kPut || task.signals[0].reach != Reach::kRank || topo.gpus == 1) {
+                    const Signal& signal = task.signals[0];
+                    if (task.action == Action::kPut || signal.reach != Reach::kRank || topo.gpus == 1 ||
+                        signal.ranks > 1) {
                       return false;
                     }
                     task.peer = topo.rank_of(topo.node_of(place.rank), (topo.gpu_of(task.peer) + 1) % topo.gpus);
+                    return true;
+                  }});
+  list.push_back({"a_signal_misses_the_last_of_its_gpus",
+                  {kUnbalanced},
+                  kScatter,
+                  "their signals go to one rank or to the node",
+                  [](const MutatedSource&, const Place&, Task& task) {
+                    if (task.signals[0].reach != Reach::kRank || task.signals[0].ranks < 2) return false;
+                    --task.signals[0].ranks;
+                    return true;
+                  }});
+  list.push_back({"a_signal_reaches_gpus_beyond_the_node",
+                  {kMalformed},
+                  kAllOps,
+                  "",
+                  [](const MutatedSource& source, const Place&, Task& task) {
+                    if (task.signals[0].reach != Reach::kRank) return false;
+                    task.signals[0].ranks = static_cast<std::uint16_t>(source.plan().topo().gpus + 1);
                     return true;
                   }});
   list.push_back({"a_counter_is_stamped",
@@ -118,11 +138,26 @@ std::vector<Damage> wait_damages() {
                   }});
   list.push_back({"the_wait_for_arrivals_is_dropped",
                   {kUnordered},
-                  kSums,
-                  "all_gather_gemm waits once per task",
+                  kAllOps,
+                  "",
                   [](const MutatedSource&, const Place&, Task& task) {
                     if (task.waits[1].span == 0 || !moves_data(task)) return false;
                     task.waits[1] = {};
+                    return true;
+                  }});
+  list.push_back({"a_wait_for_several_shards_misses_the_last",
+                  {kUnordered},
+                  kGather,
+                  "they wait for all GPUs of a node by one counter",
+                  [](const MutatedSource& source, const Place& place, Task& task) {
+                    const Wait& wait = task.waits[0];
+                    if (wait.span < 2 || task.action != Action::kGemm || !moves_data(task)) return false;
+                    // Own rows are awaited by the other wait. Shared tiles have one flag per shard.
+                    if (source.plan().topo().gpus > 1 && task.waits[1].span > 0 &&
+                        wait.flag + wait.span - 1 == static_cast<std::uint32_t>(place.rank)) {
+                      return false;
+                    }
+                    --task.waits[0].span;
                     return true;
                   }});
   list.push_back({"a_wait_misses_the_last_of_its_stamps",

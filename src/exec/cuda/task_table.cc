@@ -180,8 +180,9 @@ class Builder {
     row.flag = signal.flag;
     row.local = signal.reach == Reach::kSelf ? 1 : 0;
     const std::int32_t gpu = topo.gpu_of(signal.reach == Reach::kRank ? peer : rank_);
+    const std::int32_t gpus = signal.reach == Reach::kRank ? signal.ranks : 1;
     row.gpu_begin = static_cast<std::uint16_t>(signal.reach == Reach::kNode ? 0 : gpu);
-    row.gpu_end = static_cast<std::uint16_t>(signal.reach == Reach::kNode ? topo.gpus : gpu + 1);
+    row.gpu_end = static_cast<std::uint16_t>(signal.reach == Reach::kNode ? topo.gpus : gpu + gpus);
     const bool reaches_self = topo.gpu_of(rank_) >= row.gpu_begin && topo.gpu_of(rank_) < row.gpu_end;
     const auto it = reaches_self ? sends_.find(signal.flag) : sends_.end();
     if (it == sends_.end()) return row;

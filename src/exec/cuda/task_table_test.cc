@@ -17,7 +17,8 @@ namespace mkernel {
 namespace {
 
 constexpr Topology kWorlds[] = {{1, 1}, {1, 3}, {1, 8}, {2, 1}, {2, 4}, {3, 1}, {3, 2}, {5, 1}};
-constexpr std::int64_t kShapes[][3] = {{512, 768, 256}, {1000, 777, 333}, {5, 300, 129}, {0, 64, 64}, {64, 64, 0}};
+constexpr std::int64_t kShapes[][3] = {{512, 768, 256}, {1000, 777, 333}, {200, 512, 256}, {128, 512, 256},
+                                       {5, 300, 129},   {0, 64, 64},      {64, 64, 0}};
 
 std::vector<PlanSpec> specs() {
   std::vector<PlanSpec> result;
@@ -79,8 +80,7 @@ TEST(TaskTable, HasEveryTaskWithItsWaitsAndSignals) {
         for (int i = 0; i < 2; ++i) {
           EXPECT_EQ(row.waits[i], task.waits[i]);
           std::set<std::int32_t> wanted;
-          for_each_rank(topo, rank, task.signals[i].reach, task.peer,
-                        [&](std::int32_t r) { wanted.insert(topo.gpu_of(r)); });
+          for_each_rank(topo, rank, task.signals[i], task.peer, [&](std::int32_t r) { wanted.insert(topo.gpu_of(r)); });
           std::set<std::int32_t> reached;
           for (int gpu = row.signals[i].gpu_begin; gpu < row.signals[i].gpu_end; ++gpu) reached.insert(gpu);
           EXPECT_EQ(reached, wanted);
@@ -176,6 +176,29 @@ TEST(TileChoice, TakesLargeTilesWhereThereAreManyAndSmallOnesWhereFew) {
   EXPECT_EQ(choose_gpu_tiling(spec, 132).bn, 256);
   spec.m = 16;
   EXPECT_EQ(choose_gpu_tiling(spec, 132).bm, 64);
+}
+
+// A rank reads B once, or twice where that fills the SMs better, not once per rank.
+TEST(TileChoice, GivesShardsOfFewRowsTheSameTiles) {
+  for (const Op op : {Op::kAllGatherGemm, Op::kGemmReduceScatter}) {
+    for (const std::int64_t size : {4096, 8192}) {
+      for (const int sms : {16, 132}) {
+        PlanSpec spec;
+        spec.op = op;
+        spec.topo = {2, 4};
+        spec.m = 16;
+        spec.n = spec.k = size;
+        spec.tiling = choose_gpu_tiling(spec, sms);
+        EXPECT_EQ(spec.tiling.grid_shards, 8);
+        EXPECT_EQ(spec.tiling.bm, 64);
+        spec.m = 128;
+        spec.tiling = choose_gpu_tiling(spec, sms);
+        EXPECT_GE(spec.tiling.grid_shards, 4);
+        spec.m = 8 * 65;
+        EXPECT_EQ(choose_gpu_tiling(spec, sms).grid_shards, 1);
+      }
+    }
+  }
 }
 
 // Every block of K of every tile is in one part, and no part is empty.

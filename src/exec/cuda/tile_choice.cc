@@ -52,26 +52,18 @@ Estimate estimate(const TileShape& shape, std::int64_t tiles, std::int64_t rows,
 constexpr std::int64_t kGpuChunkBytes = 256 * 1024;
 constexpr std::int64_t kGpuCopyBytes = 128 * 1024;  // to find a task takes 5 us, to copy 128 KiB to three GPUs about 6
 
-std::int64_t rows_per_grid(const PlanSpec& spec) {
-  return spec.op == Op::kGemmAllReduce ? spec.m : spec.row_split().max_size();
-}
-std::int64_t cols_per_grid(const PlanSpec& spec) {
-  return spec.op == Op::kAllGatherGemm ? spec.col_split().max_size() : spec.n;
-}
-
 std::int64_t gemm_k(const PlanSpec& spec) { return spec.op == Op::kAllGatherGemm ? spec.k : spec.k_split().max_size(); }
 
 }  // namespace
 
 Tiling choose_gpu_tiling(const PlanSpec& spec, int sms) {
-  const std::int64_t grids = spec.op == Op::kGemmAllReduce ? 1 : spec.topo.world();
   TileShape best = kTileShapes[0];
   double best_time = 0;
   for (const TileShape& shape : kTileShapes) {
-    const std::int64_t tiles =
-        max_of(1, ceil_div(rows_per_grid(spec), shape.bm)) * max_of(1, ceil_div(cols_per_grid(spec), shape.bn)) * grids;
-    const std::int64_t rows = min_of(rows_per_grid(spec), shape.bm);
-    const double time = estimate(shape, tiles, rows, ceil_div(gemm_k(spec), kBlockK), max_of(sms, 1)).ns;
+    const Tiling tiling{.bm = shape.bm, .bn = shape.bn, .grid_shards = choose_grid_shards(spec, shape.bm)};
+    const std::int64_t rows = min_of(rows_per_grid(spec, tiling.grid_shards), shape.bm);
+    const double time =
+        estimate(shape, count_tiles(spec, tiling), rows, ceil_div(gemm_k(spec), kBlockK), max_of(sms, 1)).ns;
     if (best_time != 0 && time >= best_time) continue;
     best = shape;
     best_time = time;
@@ -84,8 +76,7 @@ Tiling choose_gpu_tiling(const PlanSpec& spec, int sms) {
   // last tile (64 to 256 KiB were equal within 1 % where the wire is the limit, 512 KiB 2-4 % slower; H200,
   // 2026-12-01).
   if (spec.op != Op::kAllGatherGemm) {
-    const std::int64_t tile_bytes = std::int64_t{best.bm} * best.bn * dtype_bytes(spec.partial);
-    const std::int64_t most = max_of(1, kGpuChunkBytes / tile_bytes);
+    const std::int64_t most = max_of(1, kGpuChunkBytes / sent_tile_bytes(spec, tiling));
     if (tiling.chunk_tiles > most) tiling.chunk_tiles = static_cast<std::int32_t>(most);
   }
   tiling.pitch_align = 8;  // 16 bytes, for TMA

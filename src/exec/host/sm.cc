@@ -125,7 +125,7 @@ void Sm::act(Role role, std::int32_t lane, std::int64_t index, const Task& task)
 
 void Sm::signal(const Task& task, Nanos now) {
   for (const Signal& s : task.signals) {
-    for_each_rank(shared_.topo, rank_, s.reach, task.peer, [&](std::int32_t rank) {
+    for_each_rank(shared_.topo, rank_, s, task.peer, [&](std::int32_t rank) {
       const auto flag = call_.op->flag(rank, call_.op->layout().flag_index(s.flag, call_.epoch));
       // order: all that the task has written; pairs with HostOperator::met().
       if (s.stamp) {

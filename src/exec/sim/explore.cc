@@ -80,6 +80,9 @@ PlanSpec random_spec(Random& random, Op op, Topology topo, bool fused) {
     spec.tiling.copy_rows =
         static_cast<std::int32_t>(1 + random.below(static_cast<std::uint64_t>(spec.tiling.chunk_rows)));
     spec.tiling.pitch_align = random.chance(0.5) ? 8 : 1;
+    // Any number of shards that can share a tile, or else as many as fit.
+    spec.tiling.grid_shards = static_cast<std::int32_t>(1 + random.below(static_cast<std::uint64_t>(topo.world())));
+    if (!validate(spec)) spec.tiling.grid_shards = choose_grid_shards(spec, spec.tiling.bm);
   }
   return spec;
 }
@@ -97,11 +100,11 @@ std::string describe_spec(const PlanSpec& spec) {
                        spec.topo.gpus, attention_text(spec), spec.tiling.bm, spec.tiling.chunk_rows,
                        spec.attention.slot_rounds);
   }
-  return fmt::format("{} {}x{} m={} n={} k={} {}{} tile {}x{} band {} chunk {}/{} copy {} pitch {}", op_name(spec.op),
-                     spec.topo.nodes, spec.topo.gpus, spec.m, spec.n, spec.k, dtype_name(spec.dtype),
+  return fmt::format("{} {}x{} m={} n={} k={} {}{} tile {}x{} of {} shards, band {} chunk {}/{} copy {} pitch {}",
+                     op_name(spec.op), spec.topo.nodes, spec.topo.gpus, spec.m, spec.n, spec.k, dtype_name(spec.dtype),
                      spec.partial != spec.dtype ? " fp32-partials" : "", spec.tiling.bm, spec.tiling.bn,
-                     spec.tiling.band, spec.tiling.chunk_tiles, spec.tiling.chunk_rows, spec.tiling.copy_rows,
-                     spec.tiling.pitch_align);
+                     spec.tiling.grid_shards, spec.tiling.band, spec.tiling.chunk_tiles, spec.tiling.chunk_rows,
+                     spec.tiling.copy_rows, spec.tiling.pitch_align);
 }
 
 Partition random_partition(Random& random, int sms) {

@@ -216,7 +216,7 @@ void Simulation::raise_signals(std::int32_t rank, const Sm& s, std::size_t proce
   for (const Signal& signal : s.signals) {
     if (signal.reach == Reach::kNobody) continue;
     const std::int64_t flag = op.layout.flag_index(signal.flag, r.epoch);
-    for_each_rank(options_.topo, rank, signal.reach, s.peer, [&](std::int32_t to) {
+    for_each_rank(options_.topo, rank, signal, s.peer, [&](std::int32_t to) {
       if (races_) races_->release(process, flag_key(static_cast<std::uint32_t>(number), to, flag));
       Flag& f = op.flag(to, flag);
       raise(f, to, signal.stamp ? use : f.value + 1, to == rank ? cost_.own_flag_ns : cost_.flag_ns);

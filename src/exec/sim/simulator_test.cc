@@ -1,9 +1,11 @@
 #include "exec/sim/simulator.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "exec/problem.h"
@@ -82,6 +84,26 @@ TEST(Simulator, EveryOperatorGivesTheExactResultWithoutARaceOnEverySmallWorld) {
       EXPECT_FALSE(outcome.error) << op_name(op) << " " << topo.nodes << "x" << topo.gpus << ": "
                                   << outcome.error->message;
       EXPECT_FALSE(outcome.mismatch) << op_name(op) << ": " << *outcome.mismatch;
+    }
+  }
+}
+
+TEST(Simulator, ShardsThatShareTilesGiveTheExactResultWithoutARace) {
+  for (const Op op : {Op::kAllGatherGemm, Op::kGemmReduceScatter}) {
+    for (const Topology topo : {Topology{1, 2}, {1, 3}, {2, 1}, {3, 1}, {2, 3}, {4, 2}, {5, 1}}) {
+      for (const std::int64_t m : {0, 1, topo.world() - 1, 2 * topo.world() + 1}) {
+        PlanSpec spec = small_spec(op, topo, m);
+        spec.tiling.bm = spec.tiling.chunk_rows = 32;
+        for (std::int32_t shards = 2; shards <= topo.world(); ++shards) {
+          spec.tiling.grid_shards = shards;
+          if (!validate(spec)) continue;
+          const Outcome outcome = run_three(PlanSource{Plan(spec)}, checked_options(topo));
+          const std::string what =
+              fmt::format("{} {}x{}, m {}, tiles of {} shards", op_name(op), topo.nodes, topo.gpus, m, shards);
+          EXPECT_FALSE(outcome.error) << what << ": " << outcome.error->message;
+          EXPECT_FALSE(outcome.mismatch) << what << ": " << *outcome.mismatch;
+        }
+      }
     }
   }
 }

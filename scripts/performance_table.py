@@ -63,8 +63,8 @@ cycles than alone in three runs, and why is not known. The memory of one GPU sta
 launched ahead behind other work, so that the host's launch times stay outside; where launching one call takes as long
 as the call, the row says nothing (`host_us` in the detail).
 
-At M ≤ 128 GEMM + ReduceScatter and AllGather + GEMM are slower than cuBLAS and communication in turn: each rank's rows
-are tiles of their own, 2 to 16 rows of 64, and each of them reads all of B again.""",
+Shards of few rows share tiles (docs/decisions/0009): before that GEMM + ReduceScatter was at 0.65 to 0.85 and AllGather +
+GEMM at 0.46 to 0.88 of cuBLAS and communication in turn at M ≤ 128.""",
 }
 
 EXPLANATIONS["sim_vs_measured"] = """`mkernel bench suite sim_vs_measured` simulates the cases above with the cost preset `h200-virtual`, whose seven unknown

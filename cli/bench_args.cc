@@ -119,7 +119,7 @@ void add_options(OptionSet& options, BenchArgs& bench) {
   options.flag("--fp32-partials", "sums travel between GPUs in fp32, not in TYPE", &gemm.fp32_partials);
   options.group("how it is cut; what is left out is chosen from the sizes");
   options.value("--bm", "ROWS", "rows of a tile: 64 or 128", count_into("--bm", gemm.bm, 1, kMaxTile));
-  options.value("--bn", "COLS", "columns of a tile: 128 or 256", count_into("--bn", gemm.bn, 1, kMaxTile));
+  options.value("--bn", "COLS", "columns of a tile: 64, 128 or 256", count_into("--bn", gemm.bn, 1, kMaxTile));
   options.value("--band", "TILES", "tile rows that are visited together", count_into("--band", gemm.band, 1, kMaxInt));
   options.value("--chunk-tiles", "TILES", "tiles per network write (gemm_rs, gemm_ar)",
                 count_into("--chunk-tiles", gemm.chunk_tiles, 1, kMaxInt));

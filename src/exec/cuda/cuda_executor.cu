@@ -16,6 +16,7 @@
 #include "exec/cuda/cuda_operator.h"
 #include "exec/cuda/driver.h"
 #include "exec/cuda/format.h"
+#include "exec/cuda/launch.h"
 #include "exec/cuda/staged_network.h"
 #include "exec/cuda/support_kernels.h"
 #include "exec/host/doorbell.h"
@@ -213,7 +214,7 @@ Status Executor::check_operator(const CudaOperatorConfig& config) const {
     return bad_argument(fmt::format(
         "this world has made {} operators, and no world can make more: create another world", kMaxCudaOperators));
   }
-  const std::int64_t wanted = CudaOperatorImpl::bytes_needed(config, ranks_.front());
+  const std::int64_t wanted = CudaOperatorImpl::bytes_needed(config, ranks_.front(), gpus_->rank(ranks_.front()).sms);
   if (const std::int64_t available = free_memory(); wanted > available) {
     return Error{ErrorKind::kOutOfMemory,
                  fmt::format("{} of {} x {} x {} needs {} bytes of GPU memory per rank, and {} are available",
@@ -322,27 +323,17 @@ Status Executor::launch(CudaOperator* base, std::int32_t rank, const GemmArgumen
     status = cudaStreamWaitEvent(stream, last.done, 0);
     if (status != cudaSuccess) return cuda_error(status, fmt::format("ordering a launch of rank {}", rank));
   }
-  const Plan::Extent a = op.plan().a_extent(rank);
-  const Plan::Extent b = op.plan().b_extent(rank);
-  Repack copy_a;
-  Repack copy_b;
-  if (launch.copy_a) {
-    const DeviceMatrix from{arguments.a.data, arguments.a.row_stride, arguments.a.col_stride, 0};
-    copy_a = {launch.call.a_matrix.data, launch.call.a_matrix.row_stride, from, a.rows, a.cols};
-  }
-  if (launch.copy_b) {
-    const DeviceMatrix from{arguments.b.data, arguments.b.row_stride, arguments.b.col_stride, 0};
-    copy_b = {op.rank(rank).memory.data() + op.rank(rank).at.b_copy, ceil_div(b.cols, 8) * 8, from, b.rows, b.cols};
-  }
-  launch_repack(copy_a, copy_b, stream);
+  const Overlap overlap = op.plan().topo().world() == 1 ? Overlap::kPrevious : Overlap::kNone;
+  status = launch_repack(launch.copy_a, launch.copy_b, stream, overlap);
+  if (status != cudaSuccess) return cuda_error(status, fmt::format("copying operands of rank {}", rank));
   if (network_ && !capturing) network_->wake();
-  launch.kernel.kernel<<<static_cast<unsigned>(gpu.sms), kThreads, static_cast<std::size_t>(launch.kernel.shared_bytes),
-                         stream>>>(launch.call);
+  status = mkernel::launch(launch.kernel.kernel, static_cast<unsigned>(gpu.sms), kThreads,
+                           static_cast<std::size_t>(launch.kernel.shared_bytes), stream, overlap, launch.call);
   if (launch.deliver_c && (parts & kPartLast) != 0) {
     const Matrix& c = arguments.c;
     launch_deliver(device_matrix(c), launch.call.c_matrix, c.rows, c.cols, stream);
   }
-  status = cudaGetLastError();
+  if (const cudaError_t other = cudaGetLastError(); status == cudaSuccess) status = other;
   if (status == cudaSuccess && !capturing) {
     CudaOperatorImpl::Rank& self = op.rank(rank);
     status = cudaEventRecord(self.done, stream);

@@ -46,7 +46,7 @@ struct Arrivals {
 struct TilePart {
   std::int32_t first_block;
   std::int32_t blocks;
-  std::uint32_t slot;    // of the tile, where its sums lie
+  std::uint32_t slot;    // of the tile's first part: where its sums lie, those of the others after it
   std::uint16_t number;  // in the order of K
   std::uint16_t count;
 };
@@ -111,7 +111,7 @@ struct alignas(128) DeviceControl {
   alignas(128) std::uint32_t abort = 0;  // not 0: leave
 };
 struct alignas(32) DeviceHead {
-  std::uint32_t next = 0;  // compute: the next ticket; moves: no task of the lane before this one is left
+  std::uint32_t next = 0;  // compute: tickets drawn; moves: no task of the lane before this one is left
   std::uint32_t unused[7] = {};
 };
 
@@ -167,9 +167,12 @@ struct DeviceRank {
   const DeviceTask* tasks = nullptr;
   const DeviceRecord* records = nullptr;
   const DeviceLane* lane_table = nullptr;  // `lanes` entries
+  DeviceLane compute;                      // the first of them
   DeviceHead* heads = nullptr;             // `lanes` entries
+  std::uint32_t* begun = nullptr;          // by CTA: not 0 once its first tile is taken; 0 between calls
+  std::int32_t ctas = 0;                   // entries of `begun`: at most so many CTAs are launched
   std::uint64_t* claims = nullptr;         // by row: the last epoch in which the move was taken
-  float* part_sums = nullptr;              // by slot and part: what a tile's part has got, as the consumers hold it
+  float* part_sums = nullptr;              // by slot: what a tile's part has got, as the consumers hold it
   std::uint32_t* parts_done = nullptr;     // by slot; 0 between calls
   DeviceControl* control = nullptr;
   DeviceMailbox* mailbox = nullptr;

@@ -4,22 +4,26 @@
 
 namespace mkernel {
 
-// The next task is chosen when this many k blocks of the current tile are left to load: late, so that tiles are shared
-// out evenly at the end, but early enough (about 2 us) for the scheduler to find it.
-inline constexpr std::int32_t kChooseAhead = 6;
-
 template <class Tile, Major kMajorB>
 struct Producer {
   const DeviceCall& call;
   SharedMemory<Tile>& s;
-  const EpochView epoch;
+  EpochView epoch{};
   RingPosition<Tile::kStages> stage{0, 1};
 
   __device__ void run_thread() {
     RingPosition<kTaskRing> at;
+    bool begun = false;
+    wait_for_stream();
     for (bool more = true; more; at.advance()) {
       s.ring_full[at.slot].wait(at.phase);
       const DeviceTask& task = s.ring[at.slot];
+      // An early tile comes before the epoch is known, and does not ask for it.
+      if (!begun && (at.slot != 0 || task.action != DeviceAction::kGemm || task.src != Buffer::kA)) {
+        s.begun.wait(0);
+        epoch = EpochView(s.epoch);
+        begun = true;
+      }
       // order: what the scheduler has acquired for this task comes before our loads; pairs with the signals of
       // whoever wrote it (Store::raise, the network's stamps).
       if ((task.waits[0].span | task.waits[1].span) != 0) fence_proxy_async();

@@ -1,4 +1,4 @@
-// The store warps, one per consumer warpgroup: write finished boxes out, then raise the task's flags and hand the
+// The store warps, one per consumer warpgroup: write finished boxes out by TMA, then raise the task's flags and hand the
 // network writes that these complete to the proxy. Consumers need not wait for any of it.
 #pragma once
 #include "exec/cuda/device_push.cuh"
@@ -11,34 +11,34 @@ template <class Tile>
 struct Store {
   const DeviceCall& call;
   SharedMemory<Tile>& s;
-  const EpochView epoch;
   const int wg;  // the consumer warpgroup that this warp serves
+  EpochView epoch{};
   const std::uint32_t lane = threadIdx.x % 32;
   RingPosition<2> in{0, 0};
 
   __device__ void run_warp() {
     RingPosition<kTaskRing> at;
+    s.begun.wait(0);
+    epoch = EpochView(s.epoch);
+    bool counts = s.first_counts;
     for (bool more = true; more; at.advance()) {
       s.ring_full[at.slot].wait(at.phase);
       const DeviceTask& task = s.ring[at.slot];
       const bool signals =
           task.signals[0].gpu_begin != task.signals[0].gpu_end || task.signals[1].gpu_begin != task.signals[1].gpu_end;
       const bool is_product = task.action == DeviceAction::kGemm && call.k > 0;
-      bool complete = true;
-      if (is_product && task.part.count > 1) {
+      bool complete = counts;
+      counts = true;
+      if (complete && is_product && task.part.count > 1) {
         take_report_warp();
         complete = task.complete;
       }
       if (!complete) {
-        // another CTA adds this tile's parts up
-      } else if (is_product && is_boxed(call, task)) {
-        if (!Tile::stores(wg)) {
-          // the other warpgroup has the results
-        } else if (is_tensor(call, task)) {
+        // another CTA has this tile, or adds its parts up
+      } else if (is_product && is_boxed(call, task) && is_tensor(call, task)) {
+        if (Tile::stores(wg)) {  // else the other warpgroup has the results
           store_tile(task);
           if (signals && elect_thread()) bulk_wait_thread();
-        } else {
-          write_tile_warp(task);
         }
       } else if (task.action == DeviceAction::kGemm || task.action == DeviceAction::kMove) {
         take_report_warp();
@@ -89,42 +89,6 @@ struct Store {
     if (elect_thread()) {
       bulk_wait_read_thread();
       s.unstaged[wg][in.slot ^ 1].arrive();
-    }
-  }
-
-  // The same where TMA stores do not fit: each thread writes two elements of a row, 32 columns apart.
-  __device__ void write_tile_warp(const DeviceTask& task) {
-    const TileTarget target(call, epoch, task);
-    const std::int32_t row0 = Tile::first_row(wg);
-    const std::int32_t rows = min(64, task.rows - row0);
-    const std::uint32_t chunk = lane / 8;  // of 8 columns
-    for (std::int32_t box = 0; box < Tile::kBoxes; ++box) {
-      s.staged[wg][in.slot].wait(in.phase);
-      const std::byte* s_box = s.staging[wg][in.slot] + lane % 8 * 2;
-      const std::int32_t col = box * 64 + static_cast<std::int32_t>(lane);
-      const bool first = col < task.cols;
-      const bool second = col + 32 < task.cols;
-      std::uint16_t* p = target.at<std::uint16_t>(row0, col);
-      std::uint16_t* q = p + 32 * target.col_stride;
-      for (std::int32_t base = 0; base < rows; base += 8) {
-        std::uint16_t bits[8][2];
-#pragma unroll
-        for (std::uint32_t j = 0; j < 8; ++j) {  // rows of a swizzle atom
-          const std::byte* s_row = s_box + (base + j) * 128;
-          bits[j][0] = *reinterpret_cast<const std::uint16_t*>(s_row + (chunk ^ j) * 16);
-          bits[j][1] = *reinterpret_cast<const std::uint16_t*>(s_row + ((chunk + 4) ^ j) * 16);
-        }
-#pragma unroll
-        for (std::int32_t j = 0; j < 8; ++j) {
-          if (base + j < rows && first) *p = bits[j][0];
-          if (base + j < rows && second) *q = bits[j][1];
-          p += target.row_stride;
-          q += target.row_stride;
-        }
-      }
-      __syncwarp();  // all have read the box
-      if (lane == 0) s.unstaged[wg][in.slot].arrive();
-      in.advance();
     }
   }
 

@@ -147,11 +147,9 @@ struct Wgmma;
       call(a, b, d, add, std::make_index_sequence<N / 2>{});                                                       \
     }                                                                                                              \
   };
-MKERNEL_WGMMA(__nv_bfloat16, BF16, 32)
 MKERNEL_WGMMA(__nv_bfloat16, BF16, 64)
 MKERNEL_WGMMA(__nv_bfloat16, BF16, 128)
 MKERNEL_WGMMA(__nv_bfloat16, BF16, 256)
-MKERNEL_WGMMA(__half, F16, 32)
 MKERNEL_WGMMA(__half, F16, 64)
 MKERNEL_WGMMA(__half, F16, 128)
 MKERNEL_WGMMA(__half, F16, 256)
@@ -178,6 +176,14 @@ __device__ __forceinline__ std::uint64_t operand_descriptor(std::uint32_t addres
 // What 16 elements further along k add to a descriptor.
 template <Major kMajor>
 inline constexpr std::uint64_t kDescriptorStepK = kMajor == Major::kK ? (16 * 2) >> 4 : (16 * 128) >> 4;
+
+// --- beginning and end of a kernel ---
+
+// Lets the next kernel of the stream begin, if it is launched that way: its CTAs come as these leave.
+__device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// order: what earlier kernels of the stream did comes before what follows, also where this one has begun before their
+// end. By every thread that accesses memory of others.
+__device__ __forceinline__ void wait_for_stream() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // --- registers ---
 

@@ -44,6 +44,8 @@ for part in $parts; do
       for program in gpu_stream_test plan_device_test wire_test cuda_network_test; do
         [[ -x $build/$program ]] && run "$program" 120 "$build/$program"
       done
+      # Planted faults, some of which hang until the program ends them, and 10,000 delayed launches per operator.
+      [[ -x $build/kernel_faults_test ]] && run kernel_faults_test 400 "$build/kernel_faults_test"
       # GoogleTest ends well when all was skipped.
       for log in tests_gpu gpu_processes; do
         if grep -q "SKIPPED" "$out/$log.log"; then

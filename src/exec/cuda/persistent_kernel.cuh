@@ -26,7 +26,7 @@ template <class Tile>
 __device__ __forceinline__ void init_shared_thread(SharedMemory<Tile>& s) {
   for (int i = 0; i < Tile::kStages; ++i) {
     s.full[i].init(1);
-    s.empty[i].init(kStageReaders);
+    s.empty[i].init(kStageReaders - planted(Fault::kWrongCount));
   }
   for (int i = 0; i < kTaskRing; ++i) {
     s.ring_full[i].init(1);
@@ -83,11 +83,13 @@ __device__ __forceinline__ void leave_warp(const DeviceCall& call, std::uint64_t
     if (lane == 0) st_relaxed_sys(&rank.control->abort, 1);
     return;  // the world has failed: this epoch never ends
   }
-  for (std::int32_t i = static_cast<std::int32_t>(lane); i < rank.lanes; i += 32) rank.heads[i].next = 0;
+  for (std::int32_t i = static_cast<std::int32_t>(lane); i < rank.lanes; i += 32) {
+    if (!planted(Fault::kHeadsKept)) rank.heads[i].next = 0;
+  }
   if (lane == 0) {
-    rank.control->times[epoch.parity].end = global_time_ns();
-    rank.control->times[epoch.parity ^ 1] = {};  // the next run's
-    rank.control->epoch = epoch_number;
+    rank.control->of(epoch_number).end = global_time_ns();
+    rank.control->of(epoch_number + 1) = {};
+    rank.control->epoch = epoch_number - planted(Fault::kEpochKept);
   }
 }
 
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 1) persistent_kernel(const __grid_co
     s.epoch = ld_relaxed_gpu(&call.rank.control->epoch) + 1;
     init_shared_thread(s);
     tell_c_thread(call, s.epoch);
-    if (blockIdx.x == 0) call.rank.control->times[s.epoch & 1].start = global_time_ns();
+    if (blockIdx.x == 0) call.rank.control->of(s.epoch).start = global_time_ns();
   }
   // order: the barriers, the epoch, and where C is, before every role; and before any signal of this CTA.
   __syncthreads();

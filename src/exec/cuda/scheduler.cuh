@@ -14,6 +14,7 @@ inline constexpr std::uint64_t kHostPollNs = 1'000'000;  // reading pinned memor
 // True when every flag of both waits has reached its target. Only looks; fence_acquire_sys() then acquires. The first
 // flags, mostly the only ones, are looked at together.
 __device__ __forceinline__ bool are_met(const Wait& a, const Wait& b, const std::uint32_t* flags, std::uint32_t use) {
+  if (planted(Fault::kNoWait)) return true;
   // A wait for nothing names flag 0.
   const std::uint32_t seen_a = ld_relaxed_sys(flags + a.flag);
   const std::uint32_t seen_b = ld_relaxed_sys(flags + b.flag);
@@ -94,7 +95,7 @@ struct Scheduler {
       if (mover ? try_moves() : try_compute()) return true;
       if (mover ? try_compute_as_mover() : try_moves()) return true;
       if (!compute_left && claimed == kNone && !moves_left) return false;
-      if (tile_open) publish_flush();  // a tile in the consumers' registers may be what everybody waits for
+      if (tile_open && !planted(Fault::kNoFlush)) publish_flush();  // a tile in the consumers' registers may be what everybody waits for
       if (!keep_waiting()) return false;
     }
   }
@@ -194,7 +195,8 @@ struct Scheduler {
     const int other = 31 - __clz(static_cast<int>(wanted));
     // order: none, the task's data is ordered by its flags.
     const bool won =
-        (wanted >> lane & 1) != 0 && atom_cas_relaxed_gpu(&call.rank.claims[row], before, s.epoch) == before;
+        (wanted >> lane & 1) != 0 && (atom_cas_relaxed_gpu(&call.rank.claims[row], before, s.epoch) == before ||
+                                      planted(Fault::kDoubleClaim));
     // The rows come while the claims are under way.
     const std::uint32_t one_word = word_of(__shfl_sync(kWholeWarp, row, one));
     const std::uint32_t other_word = one == other ? one_word : word_of(__shfl_sync(kWholeWarp, row, other));
@@ -260,7 +262,7 @@ struct Scheduler {
     if (marks != 0 && lane == 0) note_time_thread(marks, role_lane);
   }
   __device__ void note_time_thread(std::uint8_t marks, std::uint8_t role_lane) const {
-    DeviceTimes& times = call.rank.control->times[epoch.parity];
+    DeviceTimes& times = call.rank.control->of(s.epoch);
     const std::uint64_t now = global_time_ns();
     if ((marks & kFirstOfLane) != 0) times.first[role_lane & 3] = now;
     if ((marks & kLastOfLane) != 0) times.last[role_lane & 3] = now;
@@ -281,7 +283,7 @@ struct Scheduler {
   __device__ void learn_c() {
     constexpr int kWords = sizeof(DeviceMatrix) / 4;
     for (std::int32_t gpu = 0; gpu < call.rank.gpus; ++gpu) {
-      const auto* words = reinterpret_cast<const std::uint32_t*>(call.rank.c_slots[gpu] + epoch.parity);
+      const auto* words = reinterpret_cast<const std::uint32_t*>(call.rank.c_slots[gpu] + (epoch.parity ^ planted(Fault::kOldC)));
       if (lane < kWords) reinterpret_cast<std::uint32_t*>(&s.c[gpu])[lane] = ld_relaxed_sys(words + lane);
     }
     c_known = true;

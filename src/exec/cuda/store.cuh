@@ -29,6 +29,7 @@ struct Store {
         take_report_warp();
         complete = task.complete;
       }
+      if (planted(Fault::kFlagFirst) && complete && signals) raise(task.signals[wg]);
       if (!complete) {
         // another CTA adds this tile's parts up
       } else if (is_product && is_boxed(call, task)) {
@@ -36,7 +37,7 @@ struct Store {
           // the other warpgroup has the results
         } else if (is_tensor(call, task)) {
           store_tile(task);
-          if (signals && elect_thread()) bulk_wait_thread();
+          if (signals && !planted(Fault::kNoStoreWait) && elect_thread()) bulk_wait_thread();
         } else {
           write_tile_warp(task);
         }
@@ -47,7 +48,7 @@ struct Store {
         // order: both warpgroups' halves come before either's signals.
         __syncwarp();
         named_barrier_sync(kStoreBarrier, 64);
-        raise(task.signals[wg]);
+        if (!planted(Fault::kFlagFirst)) raise(task.signals[wg]);
       }
       more = task.action != DeviceAction::kExit;
       __syncwarp();
@@ -72,7 +73,8 @@ struct Store {
     const bool to_c = task.dst == Buffer::kC;
     const CUtensorMap& map = to_c ? call.c : call.packed[epoch.parity];
     const std::int32_t row =
-        (to_c ? task.row : static_cast<std::int32_t>(task.dst_offset / Tile::kBn)) + Tile::first_row(wg);
+        (to_c ? task.row : static_cast<std::int32_t>(task.dst_offset / Tile::kBn)) +
+        Tile::first_row(planted(Fault::kWrongHalf) ? 1 - wg : wg);
     const std::int32_t col = to_c ? task.col : 0;
     for (int box = 0; box < Tile::kBoxes; ++box) {
       // order: the consumers' writes to shared memory, fenced for the async proxy; pairs with Consumer::put_box().
@@ -82,7 +84,7 @@ struct Store {
         bulk_commit_thread();
         // Two are under way: the one before has been read.
         bulk_wait_read_thread<1>();
-        if (box > 0) s.unstaged[wg][in.slot ^ 1].arrive();
+        if (box > 0 && !planted(Fault::kNoCredit)) s.unstaged[wg][in.slot ^ 1].arrive();
       }
       in.advance();
     }
@@ -102,8 +104,9 @@ struct Store {
       s.staged[wg][in.slot].wait(in.phase);
       const std::byte* s_box = s.staging[wg][in.slot] + lane % 8 * 2;
       const std::int32_t col = box * 64 + static_cast<std::int32_t>(lane);
-      const bool first = col < task.cols;
-      const bool second = col + 32 < task.cols;
+      const std::int32_t cols = task.cols - planted(Fault::kClippedShort);
+      const bool first = col < cols;
+      const bool second = col + 32 < cols;
       std::uint16_t* p = target.at<std::uint16_t>(row0, col);
       std::uint16_t* q = p + 32 * target.col_stride;
       for (std::int32_t base = 0; base < rows; base += 8) {
@@ -130,13 +133,15 @@ struct Store {
 
   // One GPU per thread.
   __device__ void raise(const DeviceSignal& signal) {
+    if (planted(Fault::kNoSignal) && blockIdx.x == 0) return;
     for (std::int32_t gpu = signal.gpu_begin + static_cast<std::int32_t>(lane); gpu < signal.gpu_end; gpu += 32) {
       std::uint32_t* flag = epoch.flag(call.rank, gpu, signal.flag);
       if (signal.records > 0 && gpu == call.rank.gpu) {
         // order: as below; also acquires what the other raisers released, for the network reads all of it. Pairs with
         // the proxy's acquire of the record.
         const std::uint32_t before = signal.local != 0 ? atom_add_acq_rel_gpu(flag, 1) : atom_add_acq_rel_sys(flag, 1);
-        if (before + 1 == epoch.use * signal.record_count) push_records(signal);
+        const std::uint32_t wanted = epoch.use * signal.record_count;
+        if (before + (planted(Fault::kRecordFirst) ? signal.record_count : 1) == wanted) push_records(signal);
       } else if (signal.local != 0) {
         // order: all that this CTA has stored for the task, before the flag; pairs with the scheduler's acquire fence.
         red_add_release_gpu(flag, 1);
@@ -157,7 +162,7 @@ struct Store {
       const std::uint64_t begin = global_time_ns();
       if (push_record(call.rank.rings[entry.node], encode(record), begin + call.rank.deadline_ns,
                       &call.rank.control->abort)) {
-        DeviceTimes& times = call.rank.control->times[epoch.parity];
+        DeviceTimes& times = call.rank.control->of(s.epoch);
         times.last[static_cast<int>(Role::kSend)] = begin;
         if (times.first[static_cast<int>(Role::kSend)] == 0) times.first[static_cast<int>(Role::kSend)] = begin;
         continue;

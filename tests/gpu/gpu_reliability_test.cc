@@ -34,12 +34,12 @@ TEST(GpuReliability, TheFlightRecordTellsWhatARankDidBeforeAnAbort) {
   const auto begin = Clock::now();
   const std::string record = world.flight_record(0);
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(1));
-  for (const char* words : {"0.000000 s: complete operator 0 (all_gather_gemm 256 x 512 x 128), epoch 1, took ",
-                            "complete operator 0 (all_gather_gemm 256 x 512 x 128), epoch 3, took ",
-                            "complete operator 1 (gemm_reduce_scatter 512 x 256 x 192), epoch 1, took ",
-                            " us, compute from ", ", send from ",
-                            "started operator 0 (all_gather_gemm 256 x 512 x 128), epoch 4, not complete",
-                            "failed: the world was aborted: enough\n"}) {
+  for (const char* words :
+       {"0.000000 s: complete operator 0 (all_gather_gemm 256 x 512 x 128), epoch 1, took ",
+        "complete operator 0 (all_gather_gemm 256 x 512 x 128), epoch 3, took ",
+        "complete operator 1 (gemm_reduce_scatter 512 x 256 x 192), epoch 1, took ", " us, compute from ",
+        ", send from ", "started operator 0 (all_gather_gemm 256 x 512 x 128), epoch 4, not complete",
+        "failed: the world was aborted: enough\n"}) {
     EXPECT_TRUE(contains(record, words)) << words << " is missing in\n" << record;
   }
   EXPECT_FALSE(contains(world.flight_record(2), "epoch 4")) << "rank 2 has launched 3 calls of operator 0";
@@ -132,7 +132,8 @@ TEST(GpuReliability, GatheredRowsMayHoldEveryBitPattern) {
   for (int rank = 0; rank < 4; ++rank) {
     Elements a(kSize / 4 * kSize);
     Elements b(kSize * kSize / 4);
-    for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<std::uint16_t>(static_cast<std::size_t>(rank) * a.size() + i);
+    const std::size_t first = static_cast<std::size_t>(rank) * a.size();
+    for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<std::uint16_t>(first + i);
     for (int j = 0; j < kSize / 4; ++j) b[static_cast<std::size_t>((rank * kSize / 4 + j) * kSize / 4 + j)] = kOne;
     call.write(rank, call.of(rank).a, a);
     call.write(rank, call.of(rank).b, b);
@@ -283,7 +284,10 @@ class Chain {
     std::vector<int> a(kM * kInner);
     std::vector<int> b(kInner * kK);
     std::vector<int> c(kK * kN);
-    for (int i = 0; i < kM; ++i) a[static_cast<std::size_t>(i * kInner) + random() % kInner] = random() % 2 == 0 ? 1 : -1;
+    for (int i = 0; i < kM; ++i) {
+      const std::size_t place = random() % kInner;
+      a[static_cast<std::size_t>(i * kInner) + place] = random() % 2 == 0 ? 1 : -1;
+    }
     for (int& x : b) x = static_cast<int>(random() % 3) - 1;
     for (int& x : c) x = static_cast<int>(random() % 3) - 1;
     payload.expected = product(product(a, b, kM, kInner, kK), c, kM, kK, kN);

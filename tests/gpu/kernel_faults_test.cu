@@ -1,8 +1,8 @@
 // Do the tests bite? The kernels are compiled here once more with faults and delays planted in them
 // (exec/cuda/planted_faults.cuh), and these take the place of the library's.
 //
-//   faults   every fault must be seen: as wrong bits, as the error of a wait that did not end, or as a kernel that hangs
-//            where nothing but mbarriers wait, which only this program's own deadline ends
+//   faults   every fault must be seen: as wrong bits, as the error of a wait that did not end, or as a kernel that
+//            hangs where nothing but mbarriers wait, which only this program's own deadline ends
 //   delays   every warp is held up at random where it waits, signals, claims or stores: each result is right to the bit
 //
 //   kernel_faults_test [faults] [delays]    both without arguments; MKERNEL_DELAYED_LAUNCHES of each operator (10000)
@@ -82,8 +82,8 @@ std::vector<Scenario> make_scenarios() {
     add({2, 2}, tiled(op, 128, 512, 512, 1024));
     add({2, 2}, tiled(op, 64, 256, 256, 2048));
   }
-  add({2, 2}, tiled(Op::kAllGatherGemm, 64, 200, 331, 136));   // ragged: C is written element by element
-  add({1, 1}, tiled(Op::kGemmAllReduce, 64, 100, 96, 4096));   // one tile per row of tiles: K is cut over CTAs
+  add({2, 2}, tiled(Op::kAllGatherGemm, 64, 200, 331, 136));  // ragged: C is written element by element
+  add({1, 1}, tiled(Op::kGemmAllReduce, 64, 100, 96, 4096));  // one tile per row of tiles: K is cut over CTAs
   return scenarios;
 }
 
@@ -130,13 +130,15 @@ std::string run_order_scenario(const PlantedFaults& faults) {
     const bool first = i % 4096 < 2048;
     a[i] = first ? float_to_bf16(normal(random)) : static_cast<std::uint16_t>(a[i - 2048] ^ 0x8000);
   }
-  for (std::size_t i = 0; i < b.size(); ++i) b[i] = i < b.size() / 2 ? float_to_bf16(normal(random)) : b[i - b.size() / 2];
+  const std::size_t half = b.size() / 2;
+  for (std::size_t i = 0; i < b.size(); ++i) b[i] = i < half ? float_to_bf16(normal(random)) : b[i - half];
   expect(world.copy(0, data.device[0].a.data, a.data(), Data::bytes(data.device[0].a)).ok(), "upload");
   expect(world.copy(0, data.device[0].b.data, b.data(), Data::bytes(data.device[0].b)).ok(), "upload");
   std::vector<std::uint16_t> first;
   for (int call = 0; call < 3; ++call) {
     plant(call == 0 ? PlantedFaults{} : faults);
-    if (const Result<RunReport> report = op.run(data.device); !report.ok()) return "an error: " + report.error().message;
+    const Result<RunReport> done = op.run(data.device);
+    if (!done.ok()) return "an error: " + done.error().message;
     std::vector<std::uint16_t> c(100 * 96);
     expect(world.copy(0, c.data(), data.device[0].c.data, Data::bytes(data.device[0].c)).ok(), "download");
     if (call == 0) first = c;
@@ -268,8 +270,7 @@ int in_child(const std::function<int()>& work, int most_s) {
 }
 
 int test_faults() {
-  void* const shared =
-      mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* const shared = mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return 1;
   auto& progress = *new (shared) Progress{};
   while (progress.next < kCaseCount) {

@@ -95,7 +95,8 @@ struct Scheduler {
       if (mover ? try_moves() : try_compute()) return true;
       if (mover ? try_compute_as_mover() : try_moves()) return true;
       if (!compute_left && claimed == kNone && !moves_left) return false;
-      if (tile_open && !planted(Fault::kNoFlush)) publish_flush();  // a tile in the consumers' registers may be what everybody waits for
+      // A tile in the consumers' registers may be what everybody waits for.
+      if (tile_open && !planted(Fault::kNoFlush)) publish_flush();
       if (!keep_waiting()) return false;
     }
   }
@@ -195,8 +196,8 @@ struct Scheduler {
     const int other = 31 - __clz(static_cast<int>(wanted));
     // order: none, the task's data is ordered by its flags.
     const bool won =
-        (wanted >> lane & 1) != 0 && (atom_cas_relaxed_gpu(&call.rank.claims[row], before, s.epoch) == before ||
-                                      planted(Fault::kDoubleClaim));
+        (wanted >> lane & 1) != 0 &&
+        (atom_cas_relaxed_gpu(&call.rank.claims[row], before, s.epoch) == before || planted(Fault::kDoubleClaim));
     // The rows come while the claims are under way.
     const std::uint32_t one_word = word_of(__shfl_sync(kWholeWarp, row, one));
     const std::uint32_t other_word = one == other ? one_word : word_of(__shfl_sync(kWholeWarp, row, other));

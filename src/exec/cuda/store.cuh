@@ -72,9 +72,8 @@ struct Store {
   __device__ void store_tile(const DeviceTask& task) {
     const bool to_c = task.dst == Buffer::kC;
     const CUtensorMap& map = to_c ? call.c : call.packed[epoch.parity];
-    const std::int32_t row =
-        (to_c ? task.row : static_cast<std::int32_t>(task.dst_offset / Tile::kBn)) +
-        Tile::first_row(planted(Fault::kWrongHalf) ? 1 - wg : wg);
+    const std::int32_t row = (to_c ? task.row : static_cast<std::int32_t>(task.dst_offset / Tile::kBn)) +
+                             Tile::first_row(planted(Fault::kWrongHalf) ? 1 - wg : wg);
     const std::int32_t col = to_c ? task.col : 0;
     for (int box = 0; box < Tile::kBoxes; ++box) {
       // order: the consumers' writes to shared memory, fenced for the async proxy; pairs with Consumer::put_box().

@@ -115,22 +115,24 @@ std::string run_scenario(const Scenario& scenario) {
   return "";
 }
 
-// Sums of fp32 in another order are as good in integers. Here the second half of K takes back what the first half has
-// given, so that what remains is nothing but roundings.
+// Sums of integers are the same in any order. Here the second half of K takes back what the first half has given, so
+// that what remains is nothing but roundings; one tile of K that is cut into more than two parts.
 std::string run_order_scenario(const PlantedFaults& faults) {
+  constexpr int kSize = 64;
+  constexpr int kK = 8192;
   World world = make_small_world(1, 1, 0.4);
-  const GemmOptions options = tiled(Op::kGemmAllReduce, 64, 100, 96, 4096);
+  const GemmOptions options = tiled(Op::kGemmAllReduce, 64, kSize, kSize, kK);
   Operator op = take(Operator::create(world, options), "operator");
   Data data(world, options, 1);
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
-  std::vector<std::uint16_t> a(100 * 4096);
-  std::vector<std::uint16_t> b(4096 * 96);
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const bool first = i % 4096 < 2048;
-    a[i] = first ? float_to_bf16(normal(random)) : static_cast<std::uint16_t>(a[i - 2048] ^ 0x8000);
-  }
+  std::vector<std::uint16_t> a(kSize * kK);
+  std::vector<std::uint16_t> b(kK * kSize);
   const std::size_t half = b.size() / 2;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const bool first = i % kK < kK / 2;
+    a[i] = first ? float_to_bf16(normal(random)) : static_cast<std::uint16_t>(a[i - kK / 2] ^ 0x8000);
+  }
   for (std::size_t i = 0; i < b.size(); ++i) b[i] = i < half ? float_to_bf16(normal(random)) : b[i - half];
   expect(world.copy(0, data.device[0].a.data, a.data(), Data::bytes(data.device[0].a)).ok(), "upload");
   expect(world.copy(0, data.device[0].b.data, b.data(), Data::bytes(data.device[0].b)).ok(), "upload");
@@ -139,7 +141,7 @@ std::string run_order_scenario(const PlantedFaults& faults) {
     plant(call == 0 ? PlantedFaults{} : faults);
     const Result<RunReport> done = op.run(data.device);
     if (!done.ok()) return "an error: " + done.error().message;
-    std::vector<std::uint16_t> c(100 * 96);
+    std::vector<std::uint16_t> c(kSize * kSize);
     expect(world.copy(0, c.data(), data.device[0].c.data, Data::bytes(data.device[0].c)).ok(), "download");
     if (call == 0) first = c;
     if (c != first) return "wrong bits: the sums of random numbers are not those of the first call";
@@ -194,7 +196,7 @@ void report(Progress& progress, const Case& c, const std::string& seen) {
   if (!right) ++progress.wrong;
   if (right && c.must && c.fault != Fault::kNone) ++progress.seen;
   const char* verdict = !right ? "WRONG" : c.fault == Fault::kNone ? "good" : seen.empty() ? "forgiven" : "seen";
-  std::printf("%-8s %-56s %.150s\n", verdict, c.name, seen.c_str());
+  std::printf("%-8s %-56s %.240s\n", verdict, c.name, seen.c_str());
   std::fflush(stdout);
   ++progress.next;
 }

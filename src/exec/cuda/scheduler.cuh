@@ -156,19 +156,21 @@ struct Scheduler {
     for (std::int32_t base = 0; base < move_lanes; base += 32 / each) {
       const std::int32_t i = 1 + base + static_cast<std::int32_t>(lane) / each;
       const std::int32_t ahead = static_cast<std::int32_t>(lane) % each;
-      std::uint32_t row = 0;
-      bool in_lane = false;
       bool taken = false;
       bool ready = false;
       std::uint64_t before = 0;
       std::uint32_t head = 0;
+      DeviceLane moves;
       if (i <= move_lanes) {
-        const DeviceLane moves = call.rank.lane_table[i];
-        head = ld_relaxed_gpu(&call.rank.heads[i].next);  // no task before it is left; one load for all its threads
-        in_lane = head + ahead < moves.count;
-        row = moves.first + head + ahead;
-        any_left = any_left || head + each < moves.count;  // beyond those that are looked at
+        moves = call.rank.lane_table[i];
+        head = ld_relaxed_gpu(&call.rank.heads[i].next);  // no task before it is left
       }
+      // From one thread of the lane: if one looked from a newer head than the others, it would take the tasks that they
+      // have found taken for later ones, and move the head past some that are not.
+      head = __shfl_sync(kWholeWarp, head, static_cast<int>(lane) - ahead);
+      const bool in_lane = head + ahead < moves.count;
+      const std::uint32_t row = moves.first + head + ahead;
+      any_left = any_left || head + each < moves.count;  // beyond those that are looked at
       if (in_lane) {
         const DeviceTask& task = call.rank.tasks[row];
         const Wait first = task.waits[0];

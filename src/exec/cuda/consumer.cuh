@@ -133,7 +133,7 @@ struct Consumer {
   // Starts the multiplications of the current stage's block, and returns its slot.
   __device__ __forceinline__ std::uint32_t start_block(float (&acc)[kCols / 2], bool add) {
     const std::uint32_t slot = stage.slot;
-    s.full[slot].wait(stage.phase);
+    if (!planted(Fault::kNoLoadWait)) s.full[slot].wait(stage.phase);
     const std::uint32_t base = shared_address(s.stages[slot]);
     const std::uint64_t a = operand_descriptor<Major::kK>(base + Tile::first_row(wg) * 128);
     const std::uint64_t b = operand_descriptor<kMajorB>(base + Tile::kABytes);
@@ -171,7 +171,8 @@ struct Consumer {
   __device__ __forceinline__ bool add_parts(DeviceTask& task, float (&acc)[kCols / 2]) {
     constexpr int kGroups = kCols / 8;  // of four accumulators: those of 8 columns, 2 rows
     constexpr int kAtOnce = 8;
-    const TilePart part = task.part;
+    TilePart part = task.part;
+    if (planted(Fault::kPartOrder)) part.number = part.count - 1 - part.number;
     const std::int32_t first_row = Tile::first_row(wg) + threadIdx.x / 32 % 4 * 16;  // of this warp
     const int groups = Tile::stores(wg) && first_row < task.rows ? (task.cols + 7) / 8 : 0;
     float4* const g_first = reinterpret_cast<float4*>(call.rank.part_sums) +
@@ -186,7 +187,7 @@ struct Consumer {
     if (thread == 0) {
       // order: the parts' sums come before the count, and whoever sees it full sees all of them.
       task.complete = atom_add_acq_rel_gpu(&call.rank.parts_done[part.slot], 1) + 1 == part.count;
-      if (task.complete) call.rank.parts_done[part.slot] = 0;
+      if (task.complete && !planted(Fault::kPartsKept)) call.rank.parts_done[part.slot] = 0;
     }
     named_barrier_sync(kConsumerBarrier, kConsumerThreads);
     const bool complete = task.complete;
@@ -278,7 +279,7 @@ struct Consumer {
     s.unstaged[wg][out.slot].wait(out.phase);  // the store warp has done with what was there
 #pragma unroll
     for (int box = 0; box < Tile::kBoxes; ++box) {
-      const std::int32_t cols = min(64, task.cols - box * 64);
+      const std::int32_t cols = min(64, task.cols - planted(Fault::kClippedShort) - box * 64);
       if (rows <= 0 || cols <= 0) break;
       std::uint32_t words[16];
 #pragma unroll

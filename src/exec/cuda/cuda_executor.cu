@@ -15,8 +15,10 @@
 #include "exec/cuda/cuda_network.h"
 #include "exec/cuda/cuda_operator.h"
 #include "exec/cuda/driver.h"
+#include "exec/cuda/flight_text.h"
 #include "exec/cuda/format.h"
 #include "exec/cuda/launch.h"
+#include "exec/cuda/pinned_memory.h"
 #include "exec/cuda/staged_network.h"
 #include "exec/cuda/support_kernels.h"
 #include "exec/host/doorbell.h"
@@ -64,6 +66,7 @@ class Executor : public CudaExecutor {
   Status launch_signals(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments, void* stream) override;
   Status wait(CudaOperator* op, std::int32_t rank) override;
   Result<DeviceTimes> times(CudaOperator* op, std::int32_t rank) override;
+  std::string flight_record(std::int32_t rank) override;
   std::int64_t network_bytes(const CudaOperator* op) const override;
   HeapMemory network_heap(const CudaOperator* op) const override { return network_->open_heap(op->number()); }
   void fail(Error error) override;
@@ -88,6 +91,8 @@ class Executor : public CudaExecutor {
   };
 
   Status allow_shared_memory();
+  Status start_flight_records();
+  bool read_control(std::int32_t rank, const DeviceControl* from);
   Status start_network();
   Status check_operator(const CudaOperatorConfig& config) const;
   // Our ranks' place in the log: that of processes knows one only.
@@ -115,6 +120,11 @@ class Executor : public CudaExecutor {
   std::array<std::string, kMaxCudaOperators> names_;
   std::uint32_t operator_count_ = 0;
 
+  // For flight records: memory taken and streams made beforehand, since a hanging kernel would hold up both.
+  PinnedMemory read_memory_;  // a DeviceControl
+  std::vector<cudaStream_t> read_streams_;
+  bool read_hangs_ = false;  // a copy into it is still under way
+
   std::atomic<bool> stop_{false};
   std::thread watcher_;
 };
@@ -128,6 +138,7 @@ Status Executor::start() {
     return cuda_error(status, "allocating mailboxes in host memory");
   }
   for (std::size_t i = 0; i < boxes; ++i) mailboxes_[i] = {};
+  if (Status status = start_flight_records(); !status.ok()) return status;
   if (options_.topo.nodes > 1) {
     if (Status status = start_network(); !status.ok()) return status;
   }
@@ -387,10 +398,63 @@ Status Executor::wait(CudaOperator* base, std::int32_t rank) {
 }
 
 Result<DeviceTimes> Executor::times(CudaOperator* base, std::int32_t rank) {
-  DeviceControl control;
   const DeviceControl* from = static_cast<CudaOperatorImpl&>(*base).rank(rank).device.control;
-  if (Status status = copy(rank, &control, from, sizeof(control)); !status.ok()) return status.error();
-  return control.times[control.epoch & 1];
+  std::uint64_t epoch = 0;
+  DeviceTimes times;
+  if (Status status = copy(rank, &epoch, &from->epoch, sizeof(epoch)); !status.ok()) return status.error();
+  if (Status status = copy(rank, &times, &from->of(epoch), sizeof(times)); !status.ok()) return status.error();
+  return times;
+}
+
+// --- flight records ---
+
+Status Executor::start_flight_records() {
+  Result<PinnedMemory> memory = PinnedMemory::create(sizeof(DeviceControl));
+  if (!memory.ok()) return memory.error();
+  read_memory_ = std::move(*memory);
+  read_streams_.resize(static_cast<std::size_t>(options_.topo.world()));
+  for (const std::int32_t rank : ranks_) {
+    Result<cudaStream_t> stream = gpus_->new_stream(rank, false);
+    if (!stream.ok()) return stream.error();
+    read_streams_[static_cast<std::size_t>(rank)] = *stream;
+  }
+  return Ok{};
+}
+
+// Beside whatever runs on the rank. False when the GPU does not answer, or has nothing more to say after a crash.
+bool Executor::read_control(std::int32_t rank, const DeviceControl* from) {
+  constexpr Nanos kPatience = 500'000'000;
+  if (read_hangs_) return false;
+  DeviceGuard guard(gpus_->rank(rank).device);
+  const cudaStream_t stream = read_streams_[static_cast<std::size_t>(rank)];
+  const Nanos begin = steady_now();
+  cudaError_t status = cudaMemcpyAsync(read_memory_.host(), from, sizeof(*from), cudaMemcpyDeviceToHost, stream);
+  if (status == cudaSuccess) {
+    while ((status = cudaStreamQuery(stream)) == cudaErrorNotReady && steady_now() - begin < kPatience) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+  read_hangs_ = status == cudaErrorNotReady;
+  return status == cudaSuccess;
+}
+
+std::string Executor::flight_record(std::int32_t rank) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<GpuCall> calls;
+  std::string failure = failure_.happened() ? failure_.error().message : "";
+  for (std::uint32_t number = 0; number < operator_count_; ++number) {
+    CudaOperatorImpl* op = operators_[number].get();
+    if (op == nullptr) continue;
+    const CudaOperatorImpl::Rank& self = op->rank(rank);
+    if (!read_control(rank, self.device.control)) {
+      failure += failure.empty() ? "the GPU does not answer" : "; the GPU does not answer";
+      break;
+    }
+    const std::uint64_t start_epoch = op->config().start_epoch;
+    append_calls(*reinterpret_cast<const DeviceControl*>(read_memory_.host()), names_[number], start_epoch,
+                 start_epoch + self.launches, calls);
+  }
+  return flight_text(std::move(calls), failure);
 }
 
 std::int64_t Executor::network_bytes(const CudaOperator* op) const {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/owned_file.h"
@@ -89,6 +90,10 @@ class CudaExecutor {
 
   // When things happened in the last complete call of `op` on `rank`. Nothing is under way.
   virtual Result<DeviceTimes> times(CudaOperator* op, std::int32_t rank) = 0;
+
+  // The last calls of `rank`, one line each; also after a failure, and within 1 s even if a kernel hangs. Of operators
+  // that have been removed nothing is known.
+  virtual std::string flight_record(std::int32_t rank) = 0;
 
   virtual std::int64_t network_bytes(const CudaOperator* op) const = 0;  // posted so far, over all ranks here
   // What stands for the operator's heap in the network between processes, to be opened to the others.

@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 
+#include "base/macros.h"
 #include "exec/cuda/device_ring.h"
 #include "plan/plan.h"
 
@@ -103,10 +104,14 @@ struct DeviceTimes {
   std::uint64_t end = 0;
 };
 
+inline constexpr std::uint64_t kTimesKept = 1024;  // runs whose times a rank keeps, the one under way among them
+
 // What CTAs of one rank and operator share, in GPU memory. Words that are polled stand on cache lines of their own.
 struct alignas(128) DeviceControl {
-  std::uint64_t epoch = 0;  // completed runs; advanced by the last CTA out
-  DeviceTimes times[2];     // by parity
+  std::uint64_t epoch = 0;        // completed runs; advanced by the last CTA out
+  DeviceTimes times[kTimesKept];  // of the last runs: the flight record of a GPU
+  MK_HD DeviceTimes& of(std::uint64_t run) { return times[run % kTimesKept]; }
+  const DeviceTimes& of(std::uint64_t run) const { return times[run % kTimesKept]; }
   alignas(128) std::uint32_t exited = 0;
   alignas(128) std::uint32_t abort = 0;  // not 0: leave
 };

@@ -37,6 +37,7 @@ inline constexpr int kStoreBarrier = 1;         // named barrier of the two stor
 inline constexpr int kConsumerBarrier = 2;      // named barrier of both consumer warpgroups
 
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  delay_point();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 

@@ -26,7 +26,7 @@ template <class Tile>
 __device__ __forceinline__ void init_shared_thread(SharedMemory<Tile>& s) {
   for (int i = 0; i < Tile::kStages; ++i) {
     s.full[i].init(1);
-    s.empty[i].init(kStageReaders);
+    s.empty[i].init(kStageReaders - planted(Fault::kWrongCount));
   }
   for (int i = 0; i < kTaskRing; ++i) {
     s.ring_full[i].init(1);
@@ -84,12 +84,16 @@ __device__ __forceinline__ void leave_warp(const DeviceCall& call, std::uint64_t
     if (lane == 0) st_relaxed_sys(&rank.control->abort, 1);
     return;  // the world has failed: this epoch never ends
   }
-  for (std::int32_t i = static_cast<std::int32_t>(lane); i < rank.lanes; i += 32) rank.heads[i].next = 0;
-  for (std::int32_t i = static_cast<std::int32_t>(lane); i < rank.ctas; i += 32) rank.begun[i] = 0;
+  for (std::int32_t i = static_cast<std::int32_t>(lane); i < rank.lanes; i += 32) {
+    if (!planted(Fault::kHeadsKept)) rank.heads[i].next = 0;
+  }
+  for (std::int32_t i = static_cast<std::int32_t>(lane); i < rank.ctas; i += 32) {
+    if (!planted(Fault::kBegunKept)) rank.begun[i] = 0;
+  }
   if (lane == 0) {
-    rank.control->times[epoch.parity].end = global_time_ns();
-    rank.control->times[epoch.parity ^ 1] = {};  // the next run's
-    rank.control->epoch = epoch_number;
+    rank.control->of(epoch_number).end = global_time_ns();
+    rank.control->of(epoch_number + 1) = {};
+    rank.control->epoch = epoch_number - planted(Fault::kEpochKept);
   }
 }
 

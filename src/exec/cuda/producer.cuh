@@ -40,7 +40,7 @@ struct Producer {
 
  private:
   __device__ void load_tile(const DeviceTask& task) {
-    const CUtensorMap& a = task.src == Buffer::kA ? call.a : call.gather[epoch.parity];
+    const CUtensorMap& a = task.src == Buffer::kA ? call.a : call.gather[epoch.parity ^ planted(Fault::kStaleGather)];
     const auto a_row = static_cast<std::int32_t>(task.src_offset);
     const std::int32_t col = task.col;
     const std::int32_t begin = task.part.first_block;
@@ -49,7 +49,7 @@ struct Producer {
     if (begin == end) s.picked.arrive();
     for (std::int32_t k = begin; k < end; ++k) {
       if (k == choose) s.picked.arrive();
-      s.empty[stage.slot].wait(stage.phase);
+      if (!planted(Fault::kNoStageWait)) s.empty[stage.slot].wait(stage.phase);
       Mbarrier& full = s.full[stage.slot];
       std::byte* s_a = s.stages[stage.slot];  // (BM, BK); rows beyond those of any tile are left as they are
       std::byte* s_b = s_a + Tile::kABytes;   // (BN, BK), or (BK, 64) boxes along n

@@ -16,6 +16,7 @@ inline constexpr std::uint64_t kHostPollNs = 1'000'000;  // reading pinned memor
 // True when every flag of both waits has reached its target. Only looks; fence_acquire_sys() then acquires. The first
 // flags, mostly the only ones, are looked at together.
 __device__ __forceinline__ bool are_met(const Wait& a, const Wait& b, const std::uint32_t* flags, std::uint32_t use) {
+  if (planted(Fault::kNoWait)) return true;
   // A wait for nothing names flag 0.
   const std::uint32_t seen_a = ld_relaxed_sys(flags + a.flag);
   const std::uint32_t seen_b = ld_relaxed_sys(flags + b.flag);
@@ -105,7 +106,7 @@ struct Scheduler {
       s.epoch = number;
       s.first_counts = !early || before == 0;
       tell_c_thread(call, number);
-      if (blockIdx.x == 0) call.rank.control->times[epoch.parity].start = global_time_ns();
+      if (blockIdx.x == 0) call.rank.control->of(number).start = global_time_ns();
       s.begun.arrive();  // order: the above, before every role's first signal; pairs with their begun.wait()
     }
     __syncwarp();
@@ -132,7 +133,8 @@ struct Scheduler {
       if (mover ? try_moves() : try_compute()) return true;
       if (mover ? try_compute_as_mover() : try_moves()) return true;
       if (!compute_left && claimed == kNone && !moves_left) return false;
-      if (tile_open) publish_flush();  // a tile in the consumers' registers may be what everybody waits for
+      // A tile in the consumers' registers may be what everybody waits for.
+      if (tile_open && !planted(Fault::kNoFlush)) publish_flush();
       if (!keep_waiting()) return false;
     }
   }
@@ -231,19 +233,21 @@ struct Scheduler {
     for (std::int32_t base = 0; base < move_lanes; base += 32 / each) {
       const std::int32_t i = 1 + base + static_cast<std::int32_t>(lane) / each;
       const std::int32_t ahead = static_cast<std::int32_t>(lane) % each;
-      std::uint32_t row = 0;
-      bool in_lane = false;
       bool taken = false;
       bool ready = false;
       std::uint64_t before = 0;
       std::uint32_t head = 0;
+      DeviceLane moves;
       if (i <= move_lanes) {
-        const DeviceLane moves = call.rank.lane_table[i];
-        head = ld_relaxed_gpu(&call.rank.heads[i].next);  // no task before it is left; one load for all its threads
-        in_lane = head + ahead < moves.count;
-        row = moves.first + head + ahead;
-        any_left = any_left || head + each < moves.count;  // beyond those that are looked at
+        moves = call.rank.lane_table[i];
+        head = ld_relaxed_gpu(&call.rank.heads[i].next);  // no task before it is left
       }
+      // From one thread of the lane: if one looked from a newer head than the others, it would take the tasks that they
+      // have found taken for later ones, and move the head past some that are not.
+      head = __shfl_sync(kWholeWarp, head, static_cast<int>(lane) - ahead);
+      const bool in_lane = head + ahead < moves.count;
+      const std::uint32_t row = moves.first + head + ahead;
+      any_left = any_left || head + each < moves.count;  // beyond those that are looked at
       if (in_lane) {
         const DeviceTask& task = call.rank.tasks[row];
         const Wait first = task.waits[0];
@@ -271,7 +275,8 @@ struct Scheduler {
     const int other = 31 - __clz(static_cast<int>(wanted));
     // order: none, the task's data is ordered by its flags.
     const bool won =
-        (wanted >> lane & 1) != 0 && atom_cas_relaxed_gpu(&call.rank.claims[row], before, s.epoch) == before;
+        (wanted >> lane & 1) != 0 &&
+        (atom_cas_relaxed_gpu(&call.rank.claims[row], before, s.epoch) == before || planted(Fault::kDoubleClaim));
     // The rows come while the claims are under way.
     const std::uint32_t one_word = word_of(call, __shfl_sync(kWholeWarp, row, one));
     const std::uint32_t other_word = one == other ? one_word : word_of(call, __shfl_sync(kWholeWarp, row, other));
@@ -338,7 +343,7 @@ struct Scheduler {
   }
   __device__ void note_time(std::uint8_t marks, std::uint8_t role_lane) const {
     if (marks == 0 || lane != 0) return;
-    DeviceTimes& times = call.rank.control->times[epoch.parity];
+    DeviceTimes& times = call.rank.control->of(s.epoch);
     const std::uint64_t now = global_time_ns();
     if ((marks & kFirstOfLane) != 0) times.first[role_lane & 3] = now;
     if ((marks & kLastOfLane) != 0) times.last[role_lane & 3] = now;
@@ -359,7 +364,7 @@ struct Scheduler {
   __device__ void learn_c() {
     constexpr int kWords = sizeof(DeviceMatrix) / 4;
     for (std::int32_t gpu = 0; gpu < call.rank.gpus; ++gpu) {
-      const auto* words = reinterpret_cast<const std::uint32_t*>(call.rank.c_slots[gpu] + epoch.parity);
+      const auto* words = reinterpret_cast<const std::uint32_t*>(call.rank.c_slots[gpu] + (epoch.parity ^ planted(Fault::kOldC)));
       if (lane < kWords) reinterpret_cast<std::uint32_t*>(&s.c[gpu])[lane] = ld_relaxed_sys(words + lane);
     }
     c_known = true;

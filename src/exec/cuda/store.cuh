@@ -33,12 +33,13 @@ struct Store {
         take_report_warp();
         complete = task.complete;
       }
+      if (planted(Fault::kFlagFirst) && complete && signals) raise(task.signals[wg]);
       if (!complete) {
         // another CTA has this tile, or adds its parts up
       } else if (is_product && is_boxed(call, task) && is_tensor(call, task)) {
         if (Tile::stores(wg)) {  // else the other warpgroup has the results
           store_tile(task);
-          if (signals && elect_thread()) bulk_wait_thread();
+          if (signals && !planted(Fault::kNoStoreWait) && elect_thread()) bulk_wait_thread();
         }
       } else if (task.action == DeviceAction::kGemm || task.action == DeviceAction::kMove) {
         take_report_warp();
@@ -47,7 +48,7 @@ struct Store {
         // order: both warpgroups' halves come before either's signals.
         __syncwarp();
         named_barrier_sync(kStoreBarrier, 64);
-        raise(task.signals[wg]);
+        if (!planted(Fault::kFlagFirst)) raise(task.signals[wg]);
       }
       more = task.action != DeviceAction::kExit;
       __syncwarp();
@@ -71,8 +72,8 @@ struct Store {
   __device__ void store_tile(const DeviceTask& task) {
     const bool to_c = task.dst == Buffer::kC;
     const CUtensorMap& map = to_c ? call.c : call.packed[epoch.parity];
-    const std::int32_t row =
-        (to_c ? task.row : static_cast<std::int32_t>(task.dst_offset / Tile::kBn)) + Tile::first_row(wg);
+    const std::int32_t row = (to_c ? task.row : static_cast<std::int32_t>(task.dst_offset / Tile::kBn)) +
+                             Tile::first_row(planted(Fault::kWrongHalf) ? 1 - wg : wg);
     const std::int32_t col = to_c ? task.col : 0;
     for (int box = 0; box < Tile::kBoxes; ++box) {
       // order: the consumers' writes to shared memory, fenced for the async proxy; pairs with Consumer::put_box().
@@ -82,7 +83,7 @@ struct Store {
         bulk_commit_thread();
         // Two are under way: the one before has been read.
         bulk_wait_read_thread<1>();
-        if (box > 0) s.unstaged[wg][in.slot ^ 1].arrive();
+        if (box > 0 && !planted(Fault::kNoCredit)) s.unstaged[wg][in.slot ^ 1].arrive();
       }
       in.advance();
     }
@@ -94,13 +95,15 @@ struct Store {
 
   // One GPU per thread.
   __device__ void raise(const DeviceSignal& signal) {
+    if (planted(Fault::kNoSignal) && blockIdx.x == 0) return;
     for (std::int32_t gpu = signal.gpu_begin + static_cast<std::int32_t>(lane); gpu < signal.gpu_end; gpu += 32) {
       std::uint32_t* flag = epoch.flag(call.rank, gpu, signal.flag);
       if (signal.records > 0 && gpu == call.rank.gpu) {
         // order: as below; also acquires what the other raisers released, for the network reads all of it. Pairs with
         // the proxy's acquire of the record.
         const std::uint32_t before = signal.local != 0 ? atom_add_acq_rel_gpu(flag, 1) : atom_add_acq_rel_sys(flag, 1);
-        if (before + 1 == epoch.use * signal.record_count) push_records(signal);
+        const std::uint32_t wanted = epoch.use * signal.record_count;
+        if (before + (planted(Fault::kRecordFirst) ? signal.record_count : 1) == wanted) push_records(signal);
       } else if (signal.local != 0) {
         // order: all that this CTA has stored for the task, before the flag; pairs with the scheduler's acquire fence.
         red_add_release_gpu(flag, 1);
@@ -121,7 +124,7 @@ struct Store {
       const std::uint64_t begin = global_time_ns();
       if (push_record(call.rank.rings[entry.node], encode(record), begin + call.rank.deadline_ns,
                       &call.rank.control->abort)) {
-        DeviceTimes& times = call.rank.control->times[epoch.parity];
+        DeviceTimes& times = call.rank.control->of(s.epoch);
         times.last[static_cast<int>(Role::kSend)] = begin;
         if (times.first[static_cast<int>(Role::kSend)] == 0) times.first[static_cast<int>(Role::kSend)] = begin;
         continue;

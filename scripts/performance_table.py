@@ -77,7 +77,9 @@ bar is 15 %. Ratio is simulated / measured. The simulator knows nothing of clock
 together, and has a cost per write; movers take no tiles while moves are left; tiles of gathered rows lose time by what
 the L2 cannot hold, which depends on the shape, not by a constant factor. Worlds of three and four nodes were measured
 with a link that held puts up at their receivers (docs/decisions/0011); the simulator has the mended one, so it is too
-fast where that link was the limit (scaled)."""
+fast where that link was the limit (scaled). The figures know only the calibration half. The form of the model does not: some
+six were tried, and the one kept was found by looking at rows of both halves, so the prediction half is no blind test of it.
+New measurements are, as far as they are of the same cases."""
 
 EXPLANATIONS["hierarchical"] = """The same operator, sizes and SMs in two worlds that exist at the same time: N nodes of G GPUs, and N × G nodes of one
 GPU, where every GPU sends to every other over its own link of the same rate. Both fused, in paired rounds. Bytes are what

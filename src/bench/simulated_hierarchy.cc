@@ -50,6 +50,7 @@ std::vector<SimulatedCase> simulated_hierarchy_cases() {
       ClusterProblem problem;
       problem.topo = {2, 8};
       problem.gemm.op = op;
+      problem.link = {LinkRule::Kind::kFixed, 50, 2};  // what the preset has
       problem.gemm.m = problem.gemm.n = problem.gemm.k = size;
       cases.push_back({"h200x8-ib", problem, kGpuSms});
     }

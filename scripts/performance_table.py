@@ -74,8 +74,8 @@ figures (GEMM rate, fixed cost of a tile, memory bandwidth, rate and fixed cost 
 wire) were fitted to every second case, in the order of their names (`--calibrate`), and are asked about the others: the
 bar is 15 %. Ratio is simulated / measured. The simulator knows nothing of clocks. What the former model (gemm_reduce_scatter
 2x2, all_gather_gemm 2x2, 3x2, 4x2 at balance: 18 to 47 % off) had wrong: the wire's rate is each rank's, not that of all
-together, and has a cost per write; movers take no tiles while moves are left; tiles of gathered rows lose time by what
-the L2 cannot hold, which depends on the shape, not by a constant factor. Worlds of three and four nodes were measured
+together, and has a cost per write; movers take no tiles while moves are left; and tiles of gathered rows lose time that depends on the shape, not a
+constant factor. That it is what the L2 cannot hold fits the rows; no counter has shown it. Worlds of three and four nodes were measured
 with a link that held puts up at their receivers (docs/decisions/0011); the simulator has the mended one, so it is too
 fast where that link was the limit (scaled). The figures know only the calibration half. The form of the model does not: some
 six were tried, and the one kept was found by looking at rows of both halves, so the prediction half is no blind test of it.

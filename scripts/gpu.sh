@@ -73,7 +73,7 @@ for part in $parts; do
           run "bench-$((i++))" 200 "$build/mkernel" bench $line
         done <<<"$MKERNEL_BENCH"
       else
-        for suite in gemm_core virtual_cluster small command_ring; do
+        for suite in gemm_core virtual_cluster small hierarchical command_ring; do
           run "bench-$suite" 1200 "$build/mkernel" bench suite $suite --json "$out/$suite-h200.json"
         done
       fi

@@ -68,6 +68,8 @@ TEST(BenchArgs, RefusesWhatTheFormDoesNotLookAt) {
   refused("bench gemm_ar --filter x", "--filter");
   refused("bench suite gemm_core --m 5", "--m");
   refused("bench suite small --partition 14,1,1", "--partition");
+  refused("bench suite sim_hierarchical --sms 16", "--sms");
+  refused("bench suite hierarchical --calibrate", "--calibrate");
 }
 
 TEST(BenchArgs, RefusesWhatCannotBeMeasured) {

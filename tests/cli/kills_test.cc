@@ -103,7 +103,14 @@ class KillsTest : public RankProcesses {
       kill(victim.process, SIGKILL);
       waitpid(victim.process, nullptr, 0);
     }
-    if (!all_ended) return;
+    if (!all_ended) {
+      for (const Rank& rank : ranks_) {
+        if (rank.code >= 0) continue;
+        kill(rank.process, SIGKILL);
+        waitpid(rank.process, nullptr, 0);
+      }
+      return;
+    }
     const std::regex named("rank " + std::to_string(c.victim) + " (died|has given no sign of life)|lost rank " +
                            std::to_string(c.victim) + ":");
     double last_s = 0;

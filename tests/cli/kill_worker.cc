@@ -189,12 +189,12 @@ Status use(World& world) {
     for (int i = 0; i < ranks; ++i) all.emplace_back(*op, world.rank() < 0 ? i : world.rank());
     std::vector<GemmArguments> arguments;
     for (const Arguments& each : all) arguments.push_back(each.gemm);
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < 2; ++i) {
       const Result<RunReport> report = op->run(arguments);
       if (!report.ok()) return report.error();
     }
     if (world.rank() < 0) return Ok{};
-    for (int i = 0; i < 12; ++i) {
+    for (int i = 0; i < 6; ++i) {
       if (Status status = op->launch(world.rank(), arguments[0]); !status.ok()) return status;
     }
     if (Status status = op->wait(world.rank()); !status.ok()) return status;

@@ -382,6 +382,8 @@ WriteRequest VerbsEndpoint::make_write(std::int32_t unit_index, std::int32_t num
   write.source = heap.data + put.src_offset + offset;
   write.bytes = static_cast<std::uint32_t>(std::min(split.size(piece) - begin, pairs_->max_message()));
   write.source_key = heap.registration.region->lkey;
+  // The processor reads a few bytes sooner than the NIC does, unless they are a GPU's.
+  write.copied = write.bytes > 0 && write.bytes <= pairs_->max_copied() && heap.registration.way == MemoryWay::kHost;
   write.destination = remote.address + static_cast<std::uint64_t>(put.dst_offset + offset);
   return write;
 }

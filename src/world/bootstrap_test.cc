@@ -332,6 +332,10 @@ TEST(SharedBlock, AnotherMappingSeesTheSameBytesAndAStaleTicketIsRefused) {
   const SharedBlock next = std::move(SharedBlock::create(4096)).value();  // gets the same number
   EXPECT_FALSE(SharedBlock::open(ticket).ok());
   EXPECT_FALSE(SharedBlock::open("garbage").ok());
+  // A ticket is made of numbers: no path may come of it.
+  const std::string path = PacketWriter().text("1/../../dev").text("zero").text("1").text("0").bytes();
+  EXPECT_EQ(SharedBlock::open(path).error().message,
+            "a process of this host sent something else than where its memory is");
   EXPECT_EQ(block.data()[5], std::byte{7});
 }
 

@@ -18,8 +18,10 @@ usage() {
   exit 2
 }
 if [[ ${MKERNEL_IN_NAMESPACE:-} != 1 ]]; then
-  [[ $(id -u) -eq 0 ]] && command -v ip >/dev/null && command -v tc >/dev/null && unshare -nm true 2>/dev/null ||
-    { echo "SKIPPED: namespaces need root, ip and tc (iproute2)" >&2; exit 77; }
+  if [[ $(id -u) -ne 0 ]] || ! command -v ip >/dev/null || ! command -v tc >/dev/null || ! unshare -nm true 2>/dev/null; then
+    echo "SKIPPED: namespaces need root, ip and tc (iproute2)" >&2
+    exit 77
+  fi
   MKERNEL_IN_NAMESPACE=1 exec unshare -nm --propagation private "$0" "$@"
 fi
 while getopts n:r:l:m:d:b option; do
@@ -100,6 +102,7 @@ cat "$work/out0"
 for ((i = 0; i < hosts; ++i)); do cat "$work/err$i" >&2; done
 if [[ -n $bytes ]]; then
   for ((i = 0; i < hosts; ++i)); do
+    # shellcheck disable=SC2016
     ip netns exec "n$i" awk -v host="n$i" -F'[: ]+' '/(data|mgmt)0:/ {print "sent", host, $2, $11}' /proc/net/dev
   done
 fi

@@ -238,8 +238,12 @@ Status Bootstrap::find_rank_0(const MeetingPoint& point) {
           why = "it was there, and then fell silent";
         } else if (frame->type == FrameType::kFailure) {
           PacketReader reader(frame->payload);
-          const std::uint32_t kind = std::min(reader.number(), static_cast<std::uint32_t>(ErrorKind::kUnsupported));
-          return Error{static_cast<ErrorKind>(kind), reader.text()};
+          const std::uint32_t kind = reader.number();
+          const std::string text = reader.text();
+          if (!reader.complete() || text.empty() || kind > static_cast<std::uint32_t>(ErrorKind::kUnsupported)) {
+            return Error{ErrorKind::kPeerLost, "rank 0 sent a message that cannot be read"};
+          }
+          return Error{static_cast<ErrorKind>(kind), text};
         } else if (frame->type == FrameType::kWelcome) {
           Peer root;
           root.rank = 0;
@@ -437,7 +441,7 @@ void Bootstrap::handle(Peer& peer, const Frame& frame) {
     case FrameType::kFailure: {
       const std::uint32_t kind = reader.number();
       const std::string text = reader.text();
-      if (!reader.complete() || kind > static_cast<std::uint32_t>(ErrorKind::kUnsupported)) {
+      if (!reader.complete() || text.empty() || kind > static_cast<std::uint32_t>(ErrorKind::kUnsupported)) {
         return lose(peer, "sent a message that cannot be read");
       }
       return fail({static_cast<ErrorKind>(kind), text}, peer.rank);

@@ -47,9 +47,9 @@ after it is timed.
 What is between us and the floor. At K ≥ 4096 the card's power decides the clock (1.24 to 1.40 GHz instead of 1.98), so
 that energy per FLOP is what is left. With few tiles it is the fixed time of a launch:
 until the first load, the last tile's way out, and the gap between launches (not taken apart since it was shortened). Where K is cut over CTAs the last one adds
-the others' sums up alone. Tiles of 64 rows read more bytes per product. Where N or K is no multiple of 8, that matrix is
-copied first, which is part of our time; where N is none, C is written by two warps per CTA, two bytes per thread, which
-is probably the limit at small K (4095 × 4095 × 33).""",
+the others' sums up alone. Tiles of 64 rows read more bytes per product. Where N or K is no multiple of 8, or rows are off
+128-byte lines and it pays, that matrix is copied first, which is part of our time. cuBLAS hides rows off those lines by
+multicast within a cluster, which is not built here (docs/decisions/0012).""",
     "virtual_cluster": """All ranks on one GPU, each in a green context with SMs of its own, the network by a wire behind a link model.
 *Sequential* is cuBLAS, then the same communication without GEMM; *chunked* is cuBLAS on four row chunks, each followed
 by its communication on a second stream beside the next chunk, the better of 2 and 4 SMs for it. Same contexts, same

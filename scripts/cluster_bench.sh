@@ -91,7 +91,8 @@ launched() {
     torchrun)
       command=(torchrun --nnodes "$nodes" --nproc-per-node "$each")
       [[ -n $more ]] || command=(torchrun --standalone --nproc-per-node $((nodes * each)))
-      command+=("${extra[@]}" --no-python "$@")
+      # Without "--" torchrun takes options such as --m for its own and refuses them as ambiguous.
+      command+=("${extra[@]}" --no-python -- "$@")
       ;;
   esac
 }

@@ -101,7 +101,7 @@ struct GemmOptions {
   std::int64_t k = 0;
   Dtype dtype = Dtype::kBf16;
   bool fp32_partials = false;  // sums between GPUs in fp32 instead of `dtype`
-  bool fused = true;           // false: communication and GEMM one after the other, for comparison
+  bool fused = true;           // false: communication and GEMM one after the other on every rank, for comparison
   // 0: chosen from the sizes.
   int bm = 0;
   int bn = 0;

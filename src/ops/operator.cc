@@ -177,9 +177,6 @@ RunReport Operator::Impl::new_report() const {
 // Refuses what cannot be, before anything is taken.
 Status Operator::Impl::prepare_host() {
   partition = host_partition_for(world->options, plan());
-  if (world->group && !fused) {
-    return Error{ErrorKind::kUnsupported, "fused is false: only a world in one process runs unfused, for comparison"};
-  }
   const std::int64_t wanted = host_bytes(plan(), world->options.sms) / (world->group ? plan().topo().world() : 1);
   const std::int64_t available = world->memory_limit();
   if (wanted > available) {

@@ -36,9 +36,9 @@ TEST_F(ClusterBenchTest, SaysWhatItWouldRunUnderEachLauncherAndRunsNothing) {
       << out_;
   EXPECT_TRUE(says("--gtest_filter=*Speed*/verbs")) << out_;
   ASSERT_EQ(bench("-n -l torchrun -N 2 -g 8 -d host -a '--rdzv-backend c10d'"), 0) << out_;
-  EXPECT_TRUE(says("'torchrun' '--nnodes' '2' '--nproc-per-node' '8' '--rdzv-backend' 'c10d' '--no-python'")) << out_;
+  EXPECT_TRUE(says("'torchrun' '--nnodes' '2' '--nproc-per-node' '8' '--rdzv-backend' 'c10d' '--no-python' '--'")) << out_;
   ASSERT_EQ(bench("-n -l torchrun -N 1 -g 4 -d host"), 0) << out_;
-  EXPECT_TRUE(says("'torchrun' '--standalone' '--nproc-per-node' '4' '--no-python'")) << out_;
+  EXPECT_TRUE(says("'torchrun' '--standalone' '--nproc-per-node' '4' '--no-python' '--'")) << out_;
   // Of a SLURM job, which says how many nodes it has.
   ASSERT_EQ(bench("-n -l srun -g 4 -d host", "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=5"), 0) << out_;
   EXPECT_TRUE(says("'srun' '-N' '5' '-n' '20' '--ntasks-per-node=4'")) << out_;

@@ -37,6 +37,17 @@ TEST_F(ProcessesTest, EveryOperatorIsCheckedAndSaidOnceByRank0) {
   }
 }
 
+TEST_F(ProcessesTest, EveryOperatorRunsFusedAndUnfusedInTurn) {
+  for (const char* what : {"ag_gemm", "gemm_rs --gpus 2", "gemm_ar", "gemm_ar --nodes 1"}) {
+    SCOPED_TRACE(what);
+    start(4, std::string("run ") + what + " --m 130 --n 70 --k 96 --repeat 3 --compare --json");
+    expect_good();
+    const auto report = nlohmann::json::parse(ranks_[0].out);
+    EXPECT_EQ(report["check"]["ok"], true);
+    EXPECT_GT(report["speedup"], 0);
+  }
+}
+
 TEST_F(ProcessesTest, TheResultIsThatOfOneProcessBitForBit) {
   const std::string line = "run gemm_ar --m 200 --n 120 --k 300 --repeat 1 --nodes 2 --gpus 2 --output ";
   const fs::path one = folder_ / "one";
@@ -95,9 +106,8 @@ TEST_F(ProcessesTest, MpirunStartsAWorld) {
 }
 
 TEST_F(ProcessesTest, WhatCannotBeIsRefusedByAllWithExitCode2) {
-  const char* lines[] = {"run gemm_ar --nodes 3",   "run gemm_ar --nodes 2 --gpus 2", "run gemm_ar --compare",
-                         "run gemm_ar --unfused",   "run gemm_ar --link 1:5",         "run gemm_rs --output /tmp",
-                         "run gemm_ar --device sim"};
+  const char* lines[] = {"run gemm_ar --nodes 3", "run gemm_ar --nodes 2 --gpus 2", "run gemm_ar --link 1:5",
+                         "run gemm_rs --output /tmp", "run gemm_ar --device sim"};
   for (const char* line : lines) {
     start(2, line);
     ASSERT_TRUE(finish(20)) << line;

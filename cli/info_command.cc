@@ -8,10 +8,12 @@
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/machine.h"
+#include "exec/cuda/gpu_probe.h"
 #include "exec/sim/cost_model.h"
 #include "mkernel/types.h"
 #include "net/libfabric/fabric_endpoint.h"
 #include "net/verbs/nic_report.h"
+#include "net/verbs/verbs_endpoint.h"
 #include "world/network.h"
 
 namespace mkernel::cli {
@@ -57,6 +59,17 @@ std::vector<std::string> rdma_lines() {
   const NicReport report = report_nics(*settings, "/sys");
   for (const PortReport& port : report.ports) lines.push_back(port_text(port));
   for (const GpuPort& gpu : report.gpus) lines.push_back(gpu_text(gpu));
+  const std::vector<std::string> gpus = gpu_bus_ids();
+  for (std::size_t device = 0; device < gpus.size(); ++device) {
+    for (const GpuPort& gpu : report.gpus) {
+      if (gpu.gpu != sysfs_address(gpus[device])) continue;
+      const auto sample = create_gpu_sample(static_cast<int>(device));
+      lines.push_back(fmt::format("GPU {} memory: {} (puts go through host memory so far)", gpu.gpu,
+                                  sample.ok()
+                                      ? gpu_memory_text(gpu.rails.front(), settings->gid_index, (*sample)->memory())
+                                      : "it cannot be allocated: " + sample.error().message));
+    }
+  }
   return lines;
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "mkernel/result.h"
 #include "net/transport.h"
@@ -13,6 +14,7 @@ namespace mkernel {
 struct RemoteHeap {
   std::uint64_t key = 0;
   std::uint64_t address = 0;
+  std::vector<RemoteHeap> rails = {};  // of an endpoint of several rails: one each, and key and address mean nothing
 };
 
 // Memory that becomes a heap.
@@ -22,6 +24,7 @@ struct HeapMemory {
   bool gpu = false;                 // of a GPU; else the host's
   int dmabuf_file = -1;             // gpu: a dma-buf that holds it, where the driver makes one
   std::uint64_t dmabuf_offset = 0;  // of `data` in it
+  std::string no_dmabuf = {};       // gpu: why there is none, where somebody knows
 };
 
 // post(), flush(), poll() and next_event() are for one thread at a time, as Endpoint says; add_heap(), set_remote() and

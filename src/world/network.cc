@@ -3,14 +3,17 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
+#include <utility>
 
 #include "net/libfabric/fabric_endpoint.h"
+#include "net/rails_endpoint.h"
 #include "net/verbs/settings.h"
 #include "net/verbs/verbs_endpoint.h"
 
 namespace mkernel {
 namespace {
+
+using Endpoints = std::vector<std::unique_ptr<ProcessEndpoint>>;
 
 Result<std::unique_ptr<ProcessEndpoint>> open_libfabric(const Processes& processes, const NetworkPlace& place) {
   FabricOptions fabric;
@@ -27,13 +30,15 @@ Result<std::unique_ptr<ProcessEndpoint>> open_verbs(VerbsMode mode, const Networ
   // Before a port is looked for: the build or the library may be what is missing.
   const std::string obstacle = mode == VerbsMode::kEfa ? efa_obstacle() : verbs_obstacle();
   if (!obstacle.empty()) return Error{ErrorKind::kUnsupported, obstacle};
-  // Host memory is near no card, so the processes of a host only share them out.
-  const std::vector<GpuPlace> places(static_cast<std::size_t>(place.local_count));
-  Result<Nic> nic = choose_nic(*settings, "/sys", places, place.local_index);
-  if (!nic.ok()) return nic.error();
+  // Host memory is near no card, so processes without GPUs only share the cards out.
+  std::vector<GpuPlace> places(static_cast<std::size_t>(place.local_count));
+  for (std::size_t i = 0; i < places.size() && i < place.local_gpus.size(); ++i) {
+    if (!place.local_gpus[i].empty()) places[i] = find_gpu("/sys", place.local_gpus[i]);
+  }
+  const Result<std::vector<Nic>> nics = choose_nics(*settings, "/sys", places, place.local_index);
+  if (!nics.ok()) return nics.error();
   VerbsOptions options;
   options.mode = mode;
-  options.nic = std::move(nic).value();
   options.gid_index = settings->gid_index;
   options.traffic_class = settings->traffic_class;
   options.service_level = settings->service_level;
@@ -41,7 +46,14 @@ Result<std::unique_ptr<ProcessEndpoint>> open_verbs(VerbsMode mode, const Networ
   options.lanes = settings->lanes;
   options.timeout = settings->timeout;
   options.retry_count = settings->retry_count;
-  return create_verbs_endpoint(place.rank, place.size, options);
+  Endpoints rails;
+  for (const Nic& nic : *nics) {
+    options.nic = nic;
+    Result<std::unique_ptr<ProcessEndpoint>> rail = create_verbs_endpoint(place.rank, place.size, options);
+    if (!rail.ok()) return rail.error();
+    rails.push_back(std::move(rail).value());
+  }
+  return create_rails_endpoint(place.size, options.queue_depth, std::move(rails));
 }
 
 }  // namespace

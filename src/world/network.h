@@ -24,8 +24,9 @@ struct NetworkPlace {
   std::int32_t size = 1;
   int local_index = 0;  // among the processes of this host, by rank
   int local_count = 1;
-  std::string local_address;        // IP; the one that leads to rank 0
-  std::vector<std::int32_t> peers;  // ranks that it writes to, and that write to it
+  std::vector<std::string> local_gpus;  // of the processes of this host: PCI address, or empty; none: no GPUs
+  std::string local_address;            // IP; the one that leads to rank 0
+  std::vector<std::int32_t> peers;      // ranks that it writes to, and that write to it
 };
 
 // Errors: kBadArgument for a name or an environment variable (MKERNEL_IB_..., NCCL_IB_...) that means nothing,

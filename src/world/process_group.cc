@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "exec/cuda/gpu_probe.h"
+#include "net/address_bytes.h"
 #include "world/network.h"
 #include "world/packet.h"
 
@@ -67,6 +69,11 @@ Status ProcessGroup::open_endpoint(const WorldOptions& options) {
   place.local_count =
       static_cast<int>(std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank_)]));
   place.local_index = local_index();
+  if (options.device == Device::kCuda) {
+    Result<std::vector<std::string>> gpus = learn_gpus();
+    if (!gpus.ok()) return gpus.error();
+    place.local_gpus = std::move(gpus).value();
+  }
   // Puts go along the rail only.
   for (std::int32_t node = 0; node < topo_.nodes; ++node) {
     const std::int32_t peer = topo_.rank_of(node, topo_.gpu_of(rank_));
@@ -114,6 +121,19 @@ Status ProcessGroup::learn_hosts() {
   if (!hosts.ok()) return hosts.error();
   hosts_ = std::move(hosts).value();
   return Ok{};
+}
+
+Result<std::vector<std::string>> ProcessGroup::learn_gpus() {
+  // As the executor chooses: processes of a host take its GPUs in turn.
+  const std::vector<std::string> mine = gpu_bus_ids();
+  const std::string own = mine.empty() ? "" : mine[static_cast<std::size_t>(local_index()) % mine.size()];
+  const Result<std::vector<std::string>> all = bootstrap_->exchange("name its GPU", own, deadline_s_);
+  if (!all.ok()) return all.error();
+  std::vector<std::string> local;
+  for (std::size_t rank = 0; rank < all->size(); ++rank) {
+    if (hosts_[rank] == hosts_[static_cast<std::size_t>(rank_)]) local.push_back((*all)[rank]);
+  }
+  return local;
 }
 
 Status ProcessGroup::share_bells() {
@@ -214,13 +234,18 @@ Status ProcessGroup::share_heap(std::uint32_t op, void* data, std::int64_t bytes
       !status.ok()) {
     return status;
   }
-  const auto all = gather(fmt::format("share the workspace of operator {}", op),
-                          {static_cast<std::int64_t>(mine->key), static_cast<std::int64_t>(mine->address)});
+  const std::string what = fmt::format("share the workspace of operator {}", op);
+  const Result<std::vector<std::string>> all = bootstrap_->exchange(what, heap_bytes(*mine), deadline_s_);
   if (!all.ok()) return all.error();
-  for (std::size_t peer = 0; peer < all->size(); ++peer) {
-    const std::vector<std::int64_t>& heap = (*all)[peer];
-    endpoint_->set_remote(op, static_cast<std::int32_t>(peer),
-                          {static_cast<std::uint64_t>(heap[0]), static_cast<std::uint64_t>(heap[1])});
+  for (std::size_t rank = 0; rank < all->size(); ++rank) {
+    RemoteHeap heap;
+    if (!read_heap((*all)[rank], heap)) {
+      const Error error{ErrorKind::kAborted,
+                        fmt::format("rank {} sent something else than it should to {}", rank, what)};
+      bootstrap_->tell_failure(error);
+      return error;
+    }
+    endpoint_->set_remote(op, static_cast<std::int32_t>(rank), heap);
   }
   return Ok{};
 }

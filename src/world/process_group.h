@@ -53,6 +53,8 @@ class ProcessGroup {
         bootstrap_(std::move(bootstrap)) {}
   Status open_endpoint(const WorldOptions& options);
   Status learn_hosts();
+  // PCI addresses of the GPUs of this host's processes, by local index.
+  Result<std::vector<std::string>> learn_gpus();
   Status share_bells();
   // exchange() of longer texts, in parts.
   Result<std::vector<std::string>> exchange_long(const std::string& what, const std::string& text);

@@ -224,4 +224,24 @@ Result<int> DeviceHeap::export_fd() const {
   return fd;
 }
 
+Result<OwnedFile> DeviceHeap::dmabuf() const {
+  if (handle_ == 0) return bad_argument("an empty heap has no dma-buf");
+  const Result<const DriverApi*> api = driver_api();
+  if (!api) return api.error();
+  if ((*api)->mem_get_handle_for_address_range == nullptr) {
+    return Error{ErrorKind::kUnsupported, "the CUDA driver has no cuMemGetHandleForAddressRange"};
+  }
+  int fd = -1;
+  // The whole mapping: the range must be of whole host pages, and heaps are of whole granules.
+  const CUresult got = (*api)->mem_get_handle_for_address_range(&fd, reinterpret_cast<CUdeviceptr>(data_),
+                                                                static_cast<std::size_t>(mapped_),
+                                                                CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+  if (got != CUDA_SUCCESS) {
+    Error error = driver_error(got, "asking the driver for a dma-buf (cuMemGetHandleForAddressRange)");
+    error.kind = ErrorKind::kUnsupported;
+    return error;
+  }
+  return OwnedFile(fd);
+}
+
 }  // namespace mkernel

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/owned_file.h"
 #include "mkernel/result.h"
 
 namespace mkernel {
@@ -26,6 +27,9 @@ class DeviceHeap {
   std::int64_t bytes() const { return bytes_; }
   // A new file descriptor for import_from() in another process; the caller closes it.
   Result<int> export_fd() const;
+  // A dma-buf of all of the heap, data() at its beginning, through which network cards reach it. Errors: kUnsupported,
+  // where the driver makes none.
+  Result<OwnedFile> dmabuf() const;
 
  private:
   std::byte* data_ = nullptr;

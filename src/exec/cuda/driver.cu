@@ -85,6 +85,7 @@ struct LoadedApi {
     need(api.mem_import_from_shareable_handle, "cuMemImportFromShareableHandle", 12000);
     need(api.stream_write_value32, "cuStreamWriteValue32", 12000);
     need(api.tensor_map_encode_tiled, "cuTensorMapEncodeTiled", 12000);
+    load(api.mem_get_handle_for_address_range, "cuMemGetHandleForAddressRange", 12000);
     load(api.device_get_dev_resource, "cuDeviceGetDevResource", 12040);
     load(api.dev_sm_resource_split_by_count, "cuDevSmResourceSplitByCount", 12040);
     load(api.dev_resource_generate_desc, "cuDevResourceGenerateDesc", 12040);

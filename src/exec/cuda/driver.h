@@ -11,7 +11,7 @@
 
 namespace mkernel {
 
-// Entry points by name. All of `core` is there; the green contexts are null before driver 550 (CUDA 12.4).
+// Entry points by name. All are there but those that say so; the green contexts are null before driver 550 (CUDA 12.4).
 struct DriverApi {
   PFN_cuGetErrorName_v6000 get_error_name = nullptr;
   PFN_cuGetErrorString_v6000 get_error_string = nullptr;
@@ -28,6 +28,8 @@ struct DriverApi {
   PFN_cuMemSetAccess_v10020 mem_set_access = nullptr;
   PFN_cuMemExportToShareableHandle_v10020 mem_export_to_shareable_handle = nullptr;
   PFN_cuMemImportFromShareableHandle_v10020 mem_import_from_shareable_handle = nullptr;
+
+  PFN_cuMemGetHandleForAddressRange_v11070 mem_get_handle_for_address_range = nullptr;  // may be null
 
   PFN_cuStreamWriteValue32_v11070 stream_write_value32 = nullptr;
   PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encode_tiled = nullptr;

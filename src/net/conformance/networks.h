@@ -35,6 +35,7 @@ struct NetworkKind {
   bool shuffle = false;                     // kVerbs
   bool notify = true;                       // kVerbs, ordered
   bool fake = false;                        // kVerbs: over the device in fake_verbs.h
+  int rails = 1;                            // kVerbs: endpoints that are one (rails_endpoint.h)
   std::string local_address = "127.0.0.1";  // kLibfabric: of the interface to use
 };
 

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "net/libfabric/fabric_endpoint.h"
+#include "net/rails_endpoint.h"
 #include "net/verbs/settings.h"
 #include "net/verbs/verbs_endpoint.h"
 #include "plan/plan.h"
@@ -38,6 +39,13 @@ std::vector<NetworkKind> network_kinds() {
     kinds.push_back({.name = name + "_counted1", .family = Family::kVerbs, .pieces = 1, .fake = fake});
     kinds.push_back(
         {.name = name + "_counted3_shuffled", .family = Family::kVerbs, .pieces = 3, .shuffle = true, .fake = fake});
+    kinds.push_back({.name = name + "_rails2", .family = Family::kVerbs, .fake = fake, .rails = 2});
+    kinds.push_back({.name = name + "_counted3_shuffled_rails4",
+                     .family = Family::kVerbs,
+                     .pieces = 3,
+                     .shuffle = true,
+                     .fake = fake,
+                     .rails = 4});
   }
   return kinds;
 }
@@ -60,16 +68,17 @@ std::string network_obstacle(const NetworkKind& kind) {
   return "";
 }
 
-std::unique_ptr<ProcessEndpoint> make_endpoint(const NetworkKind& kind, std::int32_t rank, std::int32_t world,
-                                               int queue_depth, bool star, bool impatient) {
+namespace {
+
+// Rail `rail` of a rank.
+Result<std::unique_ptr<ProcessEndpoint>> make_rail(const NetworkKind& kind, std::int32_t rank, std::int32_t world,
+                                                   int queue_depth, bool star, bool impatient, int rail) {
   if (kind.family == NetworkKind::Family::kLibfabric) {
     FabricOptions options;
     options.local_address = kind.local_address;
     options.queue_depth = queue_depth;
     options.pieces = kind.pieces;
-    auto endpoint = create_fabric_endpoint(rank, world, options);
-    if (!endpoint.ok()) std::fprintf(stderr, "%s\n", endpoint.error().message.c_str());
-    return std::move(endpoint).value();
+    return create_fabric_endpoint(rank, world, options);
   }
   VerbsOptions options;
   options.queue_depth = queue_depth;
@@ -88,13 +97,28 @@ std::unique_ptr<ProcessEndpoint> make_endpoint(const NetworkKind& kind, std::int
     options.gid_index = 0;
   }
 #endif
-  // Ranks take turns over all ports, so that writes really cross between two of them.
+  // Ranks and rails take turns over all ports, so that writes really cross between two of them.
   if (!kind.fake) {
-    options.nic = choose_nic({}, "/sys", std::vector<GpuPlace>(static_cast<std::size_t>(world)), rank).value();
+    VerbsSettings one;
+    one.rails = 1;
+    const std::vector<GpuPlace> places(static_cast<std::size_t>(world * kind.rails));
+    options.nic = choose_nics(one, "/sys", places, rank * kind.rails + rail).value().front();
   }
-  auto endpoint = create_verbs_endpoint(rank, world, options);
-  if (!endpoint.ok()) std::fprintf(stderr, "%s\n", endpoint.error().message.c_str());
-  return std::move(endpoint).value();
+  return create_verbs_endpoint(rank, world, options);
+}
+
+}  // namespace
+
+std::unique_ptr<ProcessEndpoint> make_endpoint(const NetworkKind& kind, std::int32_t rank, std::int32_t world,
+                                               int queue_depth, bool star, bool impatient) {
+  std::vector<std::unique_ptr<ProcessEndpoint>> rails;
+  for (int rail = 0; rail < kind.rails; ++rail) {
+    auto endpoint = make_rail(kind, rank, world, queue_depth, star, impatient, rail);
+    if (!endpoint.ok()) std::fprintf(stderr, "%s\n", endpoint.error().message.c_str());
+    rails.push_back(std::move(endpoint).value());
+  }
+  if (kind.rails == 1) return std::move(rails.front());
+  return create_rails_endpoint(world, queue_depth, std::move(rails));
 }
 
 TestNetwork::TestNetwork(const NetworkKind& kind, const NetworkOptions& options)

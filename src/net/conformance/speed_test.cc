@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "net/address_bytes.h"
 #include "net/conformance/networks.h"
 #include "world/bootstrap.h"
 #include "world/launch.h"
@@ -67,10 +68,8 @@ class Side {
     const std::string address = swap_(endpoint_->address());
     MK_CHECK(endpoint_->connect(1 - rank, address).ok());
     const RemoteHeap mine = endpoint_->add_heap(0, {heap_.data(), std::int64_t(heap_.size())}, 0).value();
-    const std::string told = swap_({reinterpret_cast<const char*>(&mine), sizeof mine});
     RemoteHeap other;
-    MK_CHECK_OP(told.size(), ==, sizeof other);
-    std::memcpy(&other, told.data(), sizeof other);
+    MK_CHECK(read_heap(swap_(heap_bytes(mine)), other));
     endpoint_->set_remote(0, 1 - rank, other);
   }
 

@@ -1,13 +1,16 @@
-// What another rank says of its queue pairs: connected to, or refused with a sentence that names the rank. Over the
-// device of fake_verbs.h, which refuses what devices refuse.
+// What another rank says of its queue pairs, of those of several rails, and of its heap: connected to, or refused with
+// a sentence that names the rank. Over the device of fake_verbs.h, which refuses what devices refuse.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
-#include "net/verbs/address_bytes.h"
+#include "net/address_bytes.h"
+#include "net/rails_endpoint.h"
 #include "net/verbs/fake_verbs.h"
 #include "net/verbs/verbs_endpoint.h"
 
@@ -23,14 +26,25 @@ std::unique_ptr<ProcessEndpoint> make(std::int32_t rank) {
   return create_verbs_endpoint(rank, 3, options).value();
 }
 
+std::unique_ptr<ProcessEndpoint> make_rails(std::int32_t rank) {
+  std::vector<std::unique_ptr<ProcessEndpoint>> rails;
+  for (int i = 0; i < 2; ++i) rails.push_back(make(rank));
+  return create_rails_endpoint(3, 16, std::move(rails));
+}
+
 }  // namespace
 }  // namespace mkernel
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace mkernel;
   // Made once: a connection may be made again over the fake device.
-  static const std::unique_ptr<ProcessEndpoint> one = make(0);
-  static const std::string good = make(1)->address();
+  static const std::unique_ptr<ProcessEndpoint> single = make(0);
+  static const std::unique_ptr<ProcessEndpoint> both = make_rails(0);
+  static const std::string good_single = make(1)->address();
+  static const std::string good_both = make_rails(1)->address();
+  const bool rails = size > 0 && (data[0] & 2) != 0;
+  const std::unique_ptr<ProcessEndpoint>& one = rails ? both : single;
+  const std::string& good = rails ? good_both : good_single;
   // The first byte: as it is, or what follows is laid over a good address from a place on.
   std::string address(reinterpret_cast<const char*>(data), size);
   if (size >= 2 && (data[0] & 1) != 0) {
@@ -42,9 +56,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Status status = one->connect(1, address);
   if (status.ok()) {
     // Nobody is connected to who has not said the right magic, and a queue pair for us.
-    MK_CHECK(address.size() >= good.size() - 2 * 12 && address.substr(0, 4) == good.substr(0, 4));
+    MK_CHECK(address.size() >= good_single.size() - 2 * 12 && address.substr(0, 4) == good.substr(0, 4));
   } else {
     MK_CHECK(status.error().message.find("rank 1") != std::string::npos);
   }
+  RemoteHeap heap;
+  MK_CHECK(!read_heap(address, heap) || heap_bytes(heap) == address);
   return 0;
 }

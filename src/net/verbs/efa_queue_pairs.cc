@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "net/verbs/address_bytes.h"
+#include "net/address_bytes.h"
 #include "net/verbs/queue_pairs.h"
 
 namespace mkernel {

@@ -99,9 +99,12 @@ void finish_write(FakePair& pair, const ibv_send_wr& request, ibv_wc_status stat
   pair.unsignaled = 0;
 }
 
-FakeRegion* find_region(std::uint32_t key, std::uint64_t address, std::uint32_t bytes, int access) {
+// A queue pair reaches the regions of its own protection domain, and so of its own device, only.
+FakeRegion* find_region(const ibv_pd* domain, std::uint32_t key, std::uint64_t address, std::uint32_t bytes,
+                        int access) {
   const auto at = fake().regions.find(key);
   if (at == fake().regions.end() || (at->second->access & access) != access) return nullptr;
+  if (at->second->pd != domain) return nullptr;
   const auto begin = reinterpret_cast<std::uint64_t>(at->second->addr);
   return address >= begin && address + bytes <= begin + at->second->length ? at->second : nullptr;
 }
@@ -121,12 +124,12 @@ bool carry(FakePair& pair) {
     ++fake().counts.writes;
     status = fake().faults.write ? fake().faults.write(++fake().writes) : IBV_WC_SUCCESS;
     if (status == IBV_WC_SUCCESS && remote == fake().pairs.end()) status = IBV_WC_RETRY_EXC_ERR;
-    const bool has_source =
-        !write.copied.empty() || write.bytes == 0 || find_region(write.source_key, write.source, write.bytes, 0);
+    const bool has_source = !write.copied.empty() || write.bytes == 0 ||
+                            find_region(pair.pd, write.source_key, write.source, write.bytes, 0);
     MK_CHECK(has_source);
     if (status == IBV_WC_SUCCESS && write.bytes > 0 &&
-        find_region(request.wr.rdma.rkey, request.wr.rdma.remote_addr, write.bytes, IBV_ACCESS_REMOTE_WRITE) ==
-            nullptr) {
+        find_region(remote->second->pd, request.wr.rdma.rkey, request.wr.rdma.remote_addr, write.bytes,
+                    IBV_ACCESS_REMOTE_WRITE) == nullptr) {
       status = IBV_WC_REM_ACCESS_ERR;
     }
     if (status == IBV_WC_SUCCESS) {
@@ -177,7 +180,7 @@ int post_send(ibv_qp* base, ibv_send_wr* request, ibv_send_wr** refused) {
       const auto* begin = reinterpret_cast<const std::byte*>(write.source);
       write.copied.assign(begin, begin + write.bytes);
     } else if (write.bytes > 0) {
-      MK_CHECK(find_region(request->sg_list->lkey, write.source, write.bytes, 0) != nullptr);
+      MK_CHECK(find_region(pair.pd, request->sg_list->lkey, write.source, write.bytes, 0) != nullptr);
     }
     write.request.sg_list = nullptr;  // the caller's
     ++pair.taken;
@@ -271,10 +274,12 @@ VerbsLibrary make_table() {
     return domain;
   };
   table.dealloc_pd = destroy<ibv_pd>;
-  static const auto add_region = [](const char* what, void* data, std::size_t bytes, int access) -> ibv_mr* {
+  static const auto add_region = [](const char* what, ibv_pd* domain, void* data, std::size_t bytes,
+                                    int access) -> ibv_mr* {
     FakeRegion* region = make<FakeRegion>(what);
     if (region == nullptr) return nullptr;
     std::lock_guard lock(fake().mutex);
+    region->pd = domain;
     region->addr = data;
     region->length = bytes;
     region->access = access;
@@ -282,11 +287,11 @@ VerbsLibrary make_table() {
     fake().regions[region->rkey] = region;
     return region;
   };
-  table.reg_mr = [](ibv_pd*, void* data, std::size_t bytes, int access) {
-    return add_region("mr", data, bytes, access);
+  table.reg_mr = [](ibv_pd* domain, void* data, std::size_t bytes, int access) {
+    return add_region("mr", domain, data, bytes, access);
   };
-  table.reg_dmabuf_mr = [](ibv_pd*, std::uint64_t, std::size_t bytes, std::uint64_t address, int, int access) {
-    return add_region("dmabuf", reinterpret_cast<void*>(address), bytes, access);
+  table.reg_dmabuf_mr = [](ibv_pd* domain, std::uint64_t, std::size_t bytes, std::uint64_t address, int, int access) {
+    return add_region("dmabuf", domain, reinterpret_cast<void*>(address), bytes, access);
   };
   table.dereg_mr = [](ibv_mr* region) {
     {
@@ -316,6 +321,7 @@ VerbsLibrary make_table() {
     if (pair == nullptr) return nullptr;
     std::lock_guard lock(fake().mutex);
     pair->context = domain->context;
+    pair->pd = domain;
     pair->send_cq = wanted->send_cq;
     pair->recv_cq = wanted->recv_cq;
     pair->srq = wanted->srq;

@@ -135,11 +135,15 @@ bool NicFilter::accepts(const Nic& nic) const {
   return named != exclude_;
 }
 
-GpuPlace find_gpu(const std::string& sysfs, const std::string& address) {
+std::string sysfs_address(const std::string& address) {
   std::string name = address;
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
   if (name.size() == std::strlen("00000000:17:00.0")) name.erase(0, 4);  // NVML writes 8 digits of the domain
-  const fs::path device = fs::path(sysfs) / "bus/pci/devices" / name;
+  return name;
+}
+
+GpuPlace find_gpu(const std::string& sysfs, const std::string& address) {
+  const fs::path device = fs::path(sysfs) / "bus/pci/devices" / sysfs_address(address);
   return {pci_path_of(device), read_number(device / "numa_node", -1)};
 }
 

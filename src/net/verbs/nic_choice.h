@@ -57,7 +57,8 @@ struct GpuPlace {
   std::vector<std::string> pci_path;  // empty: unknown
   int numa_node = -1;
 };
-// `address` as CUDA and NVML give it: "0000:17:00.0" or "00000000:17:00.0".
+// `address` as CUDA and NVML give it: "0000:1B:00.0" or "00000000:1B:00.0"; sysfs has "0000:1b:00.0".
+std::string sysfs_address(const std::string& address);
 GpuPlace find_gpu(const std::string& sysfs, const std::string& address);
 Nearness nearness(const GpuPlace& gpu, const Nic& nic);
 // "below one PCIe switch", ...

@@ -2,9 +2,11 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace mkernel {
 namespace {
@@ -42,7 +44,7 @@ NicReport report_nics(const VerbsSettings& settings, const std::string& sysfs) {
       port.why_not = settings.gid_index >= 0 ? fmt::format("it has no GID with index {}", settings.gid_index)
                                              : "its network interface has no address";
     }
-    if (why_not_used(settings, nic).empty()) used.push_back(nic);  // as choose_nic() does
+    if (why_not_used(settings, nic).empty()) used.push_back(nic);  // as choose_nics() does
     port.nic = std::move(nic);
     report.ports.push_back(std::move(port));
   }
@@ -51,8 +53,9 @@ NicReport report_nics(const VerbsSettings& settings, const std::string& sysfs) {
   for (const std::string& address : addresses) places.push_back(find_gpu(sysfs, address));
   const std::vector<std::vector<int>> assigned = assign_nics(places, used);
   for (std::size_t gpu = 0; gpu < addresses.size() && !used.empty(); ++gpu) {
-    const Nic& nic = used[static_cast<std::size_t>(assigned[gpu].front())];
-    report.gpus.push_back({addresses[gpu], nic, nearness(places[gpu], nic)});
+    GpuPort port{addresses[gpu], rails_of(settings, used, assigned[gpu]), Nearness::kSwitch};
+    for (const Nic& nic : port.rails) port.nearness = std::max(port.nearness, nearness(places[gpu], nic));
+    report.gpus.push_back(std::move(port));
   }
   return report;
 }
@@ -65,7 +68,10 @@ std::string port_text(const PortReport& port) {
 }
 
 std::string gpu_text(const GpuPort& gpu) {
-  return fmt::format("GPU {} takes {}, {}", gpu.gpu, gpu.nic.name(), nearness_text(gpu.nearness));
+  std::vector<std::string> names;
+  for (const Nic& nic : gpu.rails) names.push_back(nic.name());
+  const std::string rails = names.size() > 1 ? fmt::format("{} rails, ", names.size()) : "";
+  return fmt::format("GPU {} takes {}{}, {}", gpu.gpu, rails, fmt::join(names, " and "), nearness_text(gpu.nearness));
 }
 
 }  // namespace mkernel

@@ -16,9 +16,9 @@ struct PortReport {
 };
 
 struct GpuPort {
-  std::string gpu;  // PCI address
-  Nic nic;
-  Nearness nearness = Nearness::kFar;
+  std::string gpu;                     // PCI address
+  std::vector<Nic> rails;              // at least one
+  Nearness nearness = Nearness::kFar;  // of the farthest
 };
 
 struct NicReport {
@@ -30,7 +30,8 @@ NicReport report_nics(const VerbsSettings& settings, const std::string& sysfs);
 
 // "mlx5_0:1 InfiniBand, NUMA node 0: used", "mlx5_1:1 Ethernet, ...: not used, its link is down".
 std::string port_text(const PortReport& port);
-// "GPU 0000:17:00.0 takes mlx5_0:1, below one PCIe switch or root port".
+// "GPU 0000:17:00.0 takes mlx5_0:1, below one PCIe switch or root port", or "takes 2 rails, mlx5_0:1 and mlx5_1:1,
+// ...".
 std::string gpu_text(const GpuPort& gpu);
 
 }  // namespace mkernel

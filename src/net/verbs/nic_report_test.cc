@@ -42,13 +42,23 @@ TEST_F(NicReportTest, EveryPortSaysWhetherItIsUsedAndEveryGpuWhy) {
             "mlx5_1:1 Ethernet, NUMA node 1: not used, it has no GID with index 5");
 }
 
+TEST_F(NicReportTest, AGpuWithSeveralCardsSaysHowManyRailsItHas) {
+  add_hgx(8, 4);
+  EXPECT_EQ(gpu_text(report_nics({}, root()).gpus[0]),
+            "GPU 0000:12:00.0 takes 4 rails, mlx5_28:1 and mlx5_29:1 and mlx5_30:1 and mlx5_31:1, below one PCIe "
+            "switch or root port");
+  VerbsSettings two;
+  two.rails = 2;
+  EXPECT_EQ(report_nics(two, root()).gpus[7].rails.size(), 2u);
+}
+
 TEST_F(NicReportTest, GpusAreFoundInTheOrderOfTheirAddresses) {
   add_hgx(8, 1);
   const std::vector<std::string> gpus = find_gpu_addresses(root());
   ASSERT_EQ(gpus.size(), 8u);
   EXPECT_EQ(gpus[0], "0000:12:00.0");
   EXPECT_EQ(gpus[7], "0000:82:00.0");
-  EXPECT_EQ(report_nics({}, root()).gpus[2].nic.device, "mlx5_05");
+  EXPECT_EQ(report_nics({}, root()).gpus[2].rails[0].device, "mlx5_05");
   EXPECT_TRUE(report_nics({}, "/no such folder").ports.empty());
 }
 

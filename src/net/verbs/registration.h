@@ -3,6 +3,7 @@
 #include <infiniband/verbs.h>
 
 #include <cstdint>
+#include <string>
 
 #include "mkernel/result.h"
 #include "net/process_endpoint.h"
@@ -20,6 +21,7 @@ enum class MemoryWay : std::uint8_t {
 struct Registration {
   VerbsObject<ibv_mr> region{nullptr};
   MemoryWay way = MemoryWay::kHost;
+  std::string why;  // kPeermem: why not by dma-buf
 };
 
 // Registers memory for local reads and remote writes, without relaxed ordering: stamps lie in it. A GPU's memory by

@@ -6,6 +6,9 @@
 #include <charconv>
 #include <cstring>
 #include <iterator>
+#include <tuple>
+
+#include "net/address_bytes.h"
 
 namespace mkernel {
 namespace {
@@ -74,6 +77,9 @@ Result<VerbsSettings> verbs_settings_from(const Environment& environment) {
   if (Status status = read_number(environment, "RETRY_CNT", 0, 7, settings.retry_count); !status.ok()) {
     return status.error();
   }
+  if (Status status = read_number(environment, "RAILS", 1, kMaxRails, settings.rails); !status.ok()) {
+    return status.error();
+  }
   return settings;
 }
 
@@ -83,8 +89,23 @@ std::string why_not_used(const VerbsSettings& settings, const Nic& nic) {
   return "";
 }
 
-Result<Nic> choose_nic(const VerbsSettings& settings, const std::string& sysfs, const std::vector<GpuPlace>& gpus,
-                       int gpu) {
+std::vector<Nic> rails_of(const VerbsSettings& settings, const std::vector<Nic>& usable,
+                          const std::vector<int>& assigned) {
+  std::vector<Nic> rails;
+  for (const int index : assigned) {
+    const Nic& nic = usable[static_cast<std::size_t>(index)];
+    if (static_cast<int>(rails.size()) == settings.rails) break;
+    if (rails.empty() || nic.ethernet == rails.front().ethernet) rails.push_back(nic);
+  }
+  std::sort(rails.begin(), rails.end(), [](const Nic& a, const Nic& b) {
+    // mlx5_9 before mlx5_10.
+    return std::tuple(a.device.size(), a.device, a.port) < std::tuple(b.device.size(), b.device, b.port);
+  });
+  return rails;
+}
+
+Result<std::vector<Nic>> choose_nics(const VerbsSettings& settings, const std::string& sysfs,
+                                     const std::vector<GpuPlace>& gpus, int gpu) {
   const std::vector<Nic> all = find_nics(sysfs);
   std::vector<Nic> usable;
   std::copy_if(all.begin(), all.end(), std::back_inserter(usable),
@@ -97,7 +118,7 @@ Result<Nic> choose_nic(const VerbsSettings& settings, const std::string& sysfs, 
                                            list_of(all))};
   }
   const std::vector<std::vector<int>> assigned = assign_nics(gpus, usable);
-  return usable[static_cast<std::size_t>(assigned.at(static_cast<std::size_t>(gpu)).front())];
+  return rails_of(settings, usable, assigned.at(static_cast<std::size_t>(gpu)));
 }
 
 }  // namespace mkernel

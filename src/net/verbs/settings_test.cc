@@ -30,6 +30,7 @@ TEST(VerbsSettingsTest, NonsenseIsRefusedByName) {
                                                                      {"NCCL_IB_GID_INDEX", "256"},
                                                                      {"NCCL_IB_TC", "-1"},
                                                                      {"MKERNEL_IB_SL", "16"},
+                                                                     {"MKERNEL_IB_RAILS", "0"},
                                                                      {"NCCL_IB_HCA", "mlx5_0:y"}}) {
     const auto settings = read({{name, text}});
     ASSERT_FALSE(settings.ok()) << name;
@@ -37,6 +38,21 @@ TEST(VerbsSettingsTest, NonsenseIsRefusedByName) {
     EXPECT_NE(settings.error().message.find(name), std::string::npos) << settings.error().message;
     EXPECT_NE(settings.error().message.find(text), std::string::npos) << settings.error().message;
   }
+}
+
+TEST(VerbsSettingsTest, RailsAreOfOneKindAndPairedByName) {
+  std::vector<Nic> nics(4);
+  for (int i = 0; i < 4; ++i) nics[static_cast<std::size_t>(i)].device = "mlx5_" + std::to_string(8 + i);
+  nics[3].ethernet = true;
+  const auto names = [&](const VerbsSettings& settings, const std::vector<int>& assigned) {
+    std::string text;
+    for (const Nic& nic : rails_of(settings, nics, assigned)) text += nic.name() + " ";
+    return text;
+  };
+  EXPECT_EQ(names({}, {2, 0, 3, 1}), "mlx5_8:1 mlx5_9:1 mlx5_10:1 ");
+  EXPECT_EQ(names({}, {3, 0, 1}), "mlx5_11:1 ");
+  EXPECT_EQ(names(read({{"MKERNEL_IB_RAILS", "2"}}).value(), {2, 0, 3, 1}), "mlx5_8:1 mlx5_10:1 ");
+  EXPECT_EQ(names({}, {}), "");
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ enum class VerbsMode : std::uint8_t {
 
 struct VerbsOptions {
   VerbsMode mode = VerbsMode::kOrdered;
-  Nic nic;             // the port to use; choose_nic() finds one
+  Nic nic;             // the port to use; choose_nics() finds them
   int gid_index = -1;  // -1: chosen, RoCE v2 before v1
   int traffic_class = 0;
   int service_level = 0;
@@ -53,6 +53,11 @@ struct VerbsOptions {
 // Errors: kUnsupported when this build or this machine lacks the device; kIo when it does not start.
 Result<std::unique_ptr<ProcessEndpoint>> create_verbs_endpoint(std::int32_t rank, std::int32_t world,
                                                                const VerbsOptions& options);
+
+// How a port reaches a GPU's memory, by registering it, and why in no better way: "mlx5_0:1 reaches it by dma-buf",
+// "only through host memory: ...". `library` null: libibverbs.
+std::string gpu_memory_text(const Nic& nic, int gid_index, const HeapMemory& memory,
+                            const VerbsLibrary* library = nullptr, const std::string& sysfs = "/sys");
 
 // Why there is no port that can be used, or an empty text.
 std::string verbs_obstacle();

@@ -351,6 +351,8 @@ TEST(VerbsRegistration, AGpusMemoryGoesByDmabufElseByItsAddressElseIsRefusedWith
     EXPECT_EQ(register_memory(device, heap)->way, MemoryWay::kHost);
     heap.gpu = true;
     EXPECT_EQ(register_memory(device, heap)->way, MemoryWay::kPeermem);
+    heap.no_dmabuf = "the driver makes none";
+    EXPECT_EQ(register_memory(device, heap)->why, "the driver makes none");
     heap.dmabuf_file = 5;
     EXPECT_EQ(register_memory(device, heap)->way, MemoryWay::kDmabuf);
     std::string broken = "dmabuf";
@@ -370,6 +372,41 @@ TEST(VerbsRegistration, AGpusMemoryGoesByDmabufElseByItsAddressElseIsRefusedWith
               "4096 bytes of workspace cannot be registered: fake0:1: ibv_reg_mr says Operation not supported");
     set_fake_faults({});
   }
+  EXPECT_EQ(fake_objects(), 0);
+}
+
+// What `mkernel info` says of a GPU and its cards.
+TEST(VerbsRegistration, HowAGpusMemoryIsReachedIsSaidWithTheReason) {
+  set_fake_faults({});
+  std::vector<std::byte> memory(4096);
+  HeapMemory heap{memory.data(), 4096, true, 5};
+  const auto text = [&] { return gpu_memory_text(fake_nic(), 0, heap, &fake_verbs()); };
+  EXPECT_EQ(text(), "fake0:1 reaches it by dma-buf");
+  std::string broken = "dmabuf";
+  FakeVerbsFaults faults;
+  faults.create = [&](const char* what) { return broken.find(what) != std::string::npos ? EOPNOTSUPP : 0; };
+  set_fake_faults(faults);
+  EXPECT_EQ(text(),
+            "fake0:1 reaches it by its address (peermem), not by dma-buf: ibv_reg_dmabuf_mr says Operation not "
+            "supported");
+  broken = "dmabuf mr";
+  EXPECT_EQ(text(),
+            "only through host memory: fake0:1 reaches the GPU's memory neither by dma-buf (ibv_reg_dmabuf_mr says "
+            "Operation not supported) nor by its address (ibv_reg_mr says Operation not supported; is nvidia_peermem "
+            "loaded?)");
+  heap.dmabuf_file = -1;
+  heap.no_dmabuf = "cuMemGetHandleForAddressRange says no";
+  EXPECT_NE(text().find("neither by dma-buf (cuMemGetHandleForAddressRange says no)"), std::string::npos);
+  broken = "pd";
+  EXPECT_EQ(text(), "only through host memory: fake0:1: ibv_alloc_pd says Operation not supported");
+  set_fake_faults({});
+  VerbsLibrary old = fake_verbs();
+  old.reg_dmabuf_mr = nullptr;
+  heap.dmabuf_file = 5;
+  EXPECT_EQ(gpu_memory_text(fake_nic(), 0, heap, &old),
+            "fake0:1 reaches it by its address (peermem), not by dma-buf: libibverbs is too old for dma-buf");
+  old.obstacle = "libibverbs is not here";
+  EXPECT_EQ(gpu_memory_text(fake_nic(), 0, heap, &old), "only through host memory: libibverbs is not here");
   EXPECT_EQ(fake_objects(), 0);
 }
 

@@ -7,6 +7,10 @@ Result<std::unique_ptr<ProcessEndpoint>> create_verbs_endpoint(std::int32_t, std
   return Error{ErrorKind::kUnsupported, verbs_obstacle()};
 }
 
+std::string gpu_memory_text(const Nic&, int, const HeapMemory&, const VerbsLibrary*, const std::string&) {
+  return "only through host memory: " + verbs_obstacle();
+}
+
 std::string verbs_obstacle() {
   return "this build has no libibverbs: install libibverbs-dev (Debian) and configure again";
 }

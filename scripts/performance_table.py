@@ -80,9 +80,9 @@ bar is 15 %. Ratio is simulated / measured. The simulator knows nothing of clock
 2x2, all_gather_gemm 2x2, 3x2, 4x2 at balance: 18 to 47 % off) had wrong: the wire's rate is each rank's, not that of all
 together, and has a cost per write; movers take no tiles while moves are left; and tiles of gathered rows lose time that depends on the shape, not a
 constant factor. That it is what the L2 cannot hold fits the rows; no counter has shown it. The figures were
-fitted when there were rows of three and four nodes too, of which every second one counted. They know only the calibration half. The form of the model does not: some
-six were tried, and the one kept was found by looking at rows of both halves, so the prediction half is no blind test of it.
-New measurements are, as far as they are of the same cases."""
+fitted when there were rows of three and four nodes too, of which every second one counted. They know only the calibration
+half. The form of the model does not: some six were tried, and the one kept was found by looking at rows of both halves, so
+the prediction half is no blind test of it. New measurements are, as far as they are of the same cases."""
 
 EXPLANATIONS["hierarchical"] = """The same operator, sizes and SMs in two worlds that exist at the same time: N nodes of G GPUs, and N × G nodes of one
 GPU, where every GPU sends to every other over its own link of the same rate. Both fused, in paired rounds. Bytes are what

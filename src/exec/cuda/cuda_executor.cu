@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "exec/abort.h"
+#include "exec/cuda/attention_config.h"
 #include "exec/cuda/cuda_network.h"
 #include "exec/cuda/cuda_operator.h"
 #include "exec/cuda/driver.h"
@@ -22,6 +23,7 @@
 #include "exec/host/launch_log.h"
 #include "exec/schedule.h"
 #include "net/record.h"
+#include "plan/print.h"
 
 namespace mkernel {
 namespace {
@@ -57,10 +59,10 @@ class Executor : public CudaExecutor {
   }
   Result<CudaOperator*> add_operator(const CudaOperatorConfig& config) override;
   void remove_operator(CudaOperator* op) override;
-  Status check(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments) override;
-  Status launch(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments, void* stream,
+  Status check(CudaOperator* op, std::int32_t rank, const Arguments& arguments) override;
+  Status launch(CudaOperator* op, std::int32_t rank, const Arguments& arguments, void* stream,
                 std::uint32_t parts) override;
-  Status launch_signals(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments, void* stream) override;
+  Status launch_signals(CudaOperator* op, std::int32_t rank, const Arguments& arguments, void* stream) override;
   Status wait(CudaOperator* op, std::int32_t rank) override;
   Result<DeviceTimes> times(CudaOperator* op, std::int32_t rank) override;
   std::int64_t network_bytes(const CudaOperator* op) const override;
@@ -92,6 +94,10 @@ class Executor : public CudaExecutor {
   // Our ranks' place in the log: that of processes knows one only.
   std::int32_t log_rank(std::int32_t rank) const { return options_.own_rank < 0 ? rank : 0; }
   Status check_launch(CudaOperatorImpl& op, std::int32_t rank);
+  void start_gemm(CudaOperatorImpl& op, std::int32_t rank, const GemmArguments& arguments,
+                  const CudaOperatorImpl::Launch& launch, std::uint32_t parts, cudaStream_t stream);
+  static Status start_attention(CudaOperatorImpl& op, const AttentionArguments& arguments,
+                                const CudaOperatorImpl::Launch& launch, const VirtualGpu& gpu, cudaStream_t stream);
   std::string name_of(const CudaOperatorImpl& op) const;
   void watch();
   void check_mailbox(CudaOperatorImpl& op, std::int32_t rank);
@@ -172,19 +178,22 @@ Executor::~Executor() {
 }
 
 Status Executor::allow_shared_memory() {
+  const auto allow = [](const auto& entry) -> Status {
+    const cudaError_t status = cudaFuncSetAttribute(
+        reinterpret_cast<const void*>(entry.kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
+    if (status == cudaSuccess) return Ok{};
+    return cuda_error(status, fmt::format("reserving {} bytes of shared memory", entry.shared_bytes));
+  };
   for (const int device : gpus_->devices()) {
     DeviceGuard guard(device);
-    for (const TileShape& shape : kTileShapes) {
-      for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
+      for (const TileShape& shape : kTileShapes) {
         for (const bool k_major : {false, true}) {
-          const KernelEntry entry = find_kernel(shape, dtype, k_major);
-          const cudaError_t status =
-              cudaFuncSetAttribute(reinterpret_cast<const void*>(entry.kernel),
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
-          if (status != cudaSuccess) {
-            return cuda_error(status, fmt::format("reserving {} bytes of shared memory", entry.shared_bytes));
-          }
+          if (Status status = allow(find_kernel(shape, dtype, k_major)); !status.ok()) return status;
         }
+      }
+      for (const int dim : kAttentionDims) {
+        if (Status status = allow(find_attention_kernel(dim, dtype)); !status.ok()) return status;
       }
     }
   }
@@ -193,7 +202,7 @@ Status Executor::allow_shared_memory() {
 
 std::string Executor::name_of(const CudaOperatorImpl& op) const {
   const PlanSpec& spec = op.plan().spec();
-  return fmt::format("operator {} ({} {} x {} x {})", op.number(), op_name(spec.op), spec.m, spec.n, spec.k);
+  return fmt::format("operator {} ({} {})", op.number(), op_name(spec.op), shape_text(spec));
 }
 
 Status Executor::check_operator(const CudaOperatorConfig& config) const {
@@ -204,7 +213,9 @@ Status Executor::check_operator(const CudaOperatorConfig& config) const {
     return bad_argument(fmt::format("{} GPUs per node are more than the {} that the kernel has room for",
                                     spec.topo.gpus, kMaxGpusPerNode));
   }
-  if (find_kernel({spec.tiling.bm, spec.tiling.bn}, spec.dtype, false).kernel == nullptr) {
+  if (spec.op == Op::kRingAttention) {
+    if (Status status = validate_gpu_attention(spec); !status.ok()) return status;
+  } else if (find_kernel({spec.tiling.bm, spec.tiling.bn}, spec.dtype, false).kernel == nullptr) {
     return bad_argument(
         fmt::format("tiles of {} x {} have no GPU kernel: 128 x 256, 128 x 128, 64 x 128 and 64 x 64 have",
                     spec.tiling.bm, spec.tiling.bn));
@@ -216,8 +227,8 @@ Status Executor::check_operator(const CudaOperatorConfig& config) const {
   const std::int64_t wanted = CudaOperatorImpl::bytes_needed(config, ranks_.front());
   if (const std::int64_t available = free_memory(); wanted > available) {
     return Error{ErrorKind::kOutOfMemory,
-                 fmt::format("{} of {} x {} x {} needs {} bytes of GPU memory per rank, and {} are available",
-                             op_name(spec.op), spec.m, spec.n, spec.k, wanted, available)};
+                 fmt::format("{} of {} needs {} bytes of GPU memory per rank, and {} are available", op_name(spec.op),
+                             shape_text(spec), wanted, available)};
   }
   return Ok{};
 }
@@ -226,7 +237,11 @@ Result<CudaOperator*> Executor::add_operator(const CudaOperatorConfig& config) {
   std::lock_guard<std::mutex> creating(create_mutex_);
   const std::uint32_t number = next_operator();
   Partition partition = config.partition;
-  if (partition == Partition{}) partition = choose_partition(config.source->plan(), sms(), kGpuCosts);
+  if (partition == Partition{}) {
+    // Attention copies with a spare warp of every SM.
+    const bool attention = config.source->plan().spec().op == Op::kRingAttention;
+    partition = attention ? Partition{sms(), 0, 0} : choose_partition(config.source->plan(), sms(), kGpuCosts);
+  }
   auto op = std::make_unique<CudaOperatorImpl>(number, config, partition, ranks_.front());
   const Status possible = check_operator(config);
   const Status taken = possible.ok() ? op->take_memory(*gpus_) : possible;
@@ -296,7 +311,39 @@ Status Executor::check_launch(CudaOperatorImpl& op, std::int32_t rank) {
   return Ok{};
 }
 
-Status Executor::launch(CudaOperator* base, std::int32_t rank, const GemmArguments& arguments, void* user_stream,
+void Executor::start_gemm(CudaOperatorImpl& op, std::int32_t rank, const GemmArguments& arguments,
+                          const CudaOperatorImpl::Launch& launch, std::uint32_t parts, cudaStream_t stream) {
+  const Plan::Extent a = op.plan().a_extent(rank);
+  const Plan::Extent b = op.plan().b_extent(rank);
+  Repack copy_a;
+  Repack copy_b;
+  if (launch.copy_a) {
+    const DeviceMatrix from{arguments.a.data, arguments.a.row_stride, arguments.a.col_stride, 0};
+    copy_a = {launch.call.a_matrix.data, launch.call.a_matrix.row_stride, from, a.rows, a.cols};
+  }
+  if (launch.copy_b) {
+    const DeviceMatrix from{arguments.b.data, arguments.b.row_stride, arguments.b.col_stride, 0};
+    copy_b = {op.rank(rank).memory.data() + op.rank(rank).at.b_copy, ceil_div(b.cols, 8) * 8, from, b.rows, b.cols};
+  }
+  launch_repack(copy_a, copy_b, stream);
+  launch.kernel.kernel<<<static_cast<unsigned>(gpus_->rank(rank).sms), kThreads, static_cast<std::size_t>(launch.kernel.shared_bytes),
+                         stream>>>(launch.call);
+  if (launch.deliver_c && (parts & kPartLast) != 0) {
+    const Matrix& c = arguments.c;
+    launch_deliver(device_matrix(c), launch.call.c_matrix, c.rows, c.cols, stream);
+  }
+}
+
+Status Executor::start_attention(CudaOperatorImpl& op, const AttentionArguments& arguments,
+                                 const CudaOperatorImpl::Launch& launch, const VirtualGpu& gpu, cudaStream_t stream) {
+  if (Status copied = upload_ends(op.plan(), arguments, launch.attention_call, stream); !copied.ok()) return copied;
+  const AttentionEntry& entry = launch.attention_kernel;
+  entry.kernel<<<static_cast<unsigned>(gpu.sms), kAttentionThreads, static_cast<std::size_t>(entry.shared_bytes),
+                 stream>>>(launch.attention_call);
+  return Ok{};
+}
+
+Status Executor::launch(CudaOperator* base, std::int32_t rank, const Arguments& arguments, void* user_stream,
                         std::uint32_t parts) {
   auto& op = static_cast<CudaOperatorImpl&>(*base);
   const VirtualGpu& gpu = gpus_->rank(rank);
@@ -322,25 +369,14 @@ Status Executor::launch(CudaOperator* base, std::int32_t rank, const GemmArgumen
     status = cudaStreamWaitEvent(stream, last.done, 0);
     if (status != cudaSuccess) return cuda_error(status, fmt::format("ordering a launch of rank {}", rank));
   }
-  const Plan::Extent a = op.plan().a_extent(rank);
-  const Plan::Extent b = op.plan().b_extent(rank);
-  Repack copy_a;
-  Repack copy_b;
-  if (launch.copy_a) {
-    const DeviceMatrix from{arguments.a.data, arguments.a.row_stride, arguments.a.col_stride, 0};
-    copy_a = {launch.call.a_matrix.data, launch.call.a_matrix.row_stride, from, a.rows, a.cols};
-  }
-  if (launch.copy_b) {
-    const DeviceMatrix from{arguments.b.data, arguments.b.row_stride, arguments.b.col_stride, 0};
-    copy_b = {op.rank(rank).memory.data() + op.rank(rank).at.b_copy, ceil_div(b.cols, 8) * 8, from, b.rows, b.cols};
-  }
-  launch_repack(copy_a, copy_b, stream);
   if (network_ && !capturing) network_->wake();
-  launch.kernel.kernel<<<static_cast<unsigned>(gpu.sms), kThreads, static_cast<std::size_t>(launch.kernel.shared_bytes),
-                         stream>>>(launch.call);
-  if (launch.deliver_c && (parts & kPartLast) != 0) {
-    const Matrix& c = arguments.c;
-    launch_deliver(device_matrix(c), launch.call.c_matrix, c.rows, c.cols, stream);
+  if (op.is_attention()) {
+    if (Status started = start_attention(op, std::get<AttentionArguments>(arguments), launch, gpu, stream);
+        !started.ok()) {
+      return started;
+    }
+  } else {
+    start_gemm(op, rank, std::get<GemmArguments>(arguments), launch, parts, stream);
   }
   status = cudaGetLastError();
   if (status == cudaSuccess && !capturing) {
@@ -359,7 +395,7 @@ Status Executor::launch(CudaOperator* base, std::int32_t rank, const GemmArgumen
   return Ok{};
 }
 
-Status Executor::launch_signals(CudaOperator* base, std::int32_t rank, const GemmArguments& arguments,
+Status Executor::launch_signals(CudaOperator* base, std::int32_t rank, const Arguments& arguments,
                                 void* user_stream) {
   auto& op = static_cast<CudaOperatorImpl&>(*base);
   const VirtualGpu& gpu = gpus_->rank(rank);
@@ -406,7 +442,7 @@ std::int64_t Executor::network_bytes(const CudaOperator* op) const {
   return network_ ? network_->operator_bytes(op->number()) : 0;
 }
 
-Status Executor::check(CudaOperator* base, std::int32_t rank, const GemmArguments& arguments) {
+Status Executor::check(CudaOperator* base, std::int32_t rank, const Arguments& arguments) {
   const auto prepared = static_cast<CudaOperatorImpl&>(*base).prepare(rank, arguments, kAllParts);
   if (!prepared.ok()) return prepared.error();
   return Ok{};

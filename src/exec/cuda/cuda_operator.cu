@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
 #include "base/check.h"
+#include "exec/cuda/attention_config.h"
 #include "exec/cuda/driver.h"
 #include "exec/cuda/format.h"
 #include "exec/cuda/tensor_map.h"
@@ -78,7 +80,9 @@ std::vector<std::byte*> CudaOperatorImpl::heaps() const {
 std::int64_t CudaOperatorImpl::bytes_needed(const CudaOperatorConfig& config, std::int32_t rank) {
   const Plan& plan = config.source->plan();
   std::int64_t tasks = 0;
+  const bool attention = plan.spec().op == Op::kRingAttention;
   for (int role = 0; role < kRoleCount; ++role) {
+    if (attention && role == static_cast<int>(Role::kCompute)) continue;  // tables of its own
     for (std::int32_t lane = 0; lane < plan.lanes(static_cast<Role>(role)); ++lane) {
       tasks += plan.count(rank, static_cast<Role>(role), lane);
     }
@@ -114,17 +118,34 @@ RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table) co
   at.parts_done = add(std::int64_t{table.split_tiles} * 4);
   at.a_copy = add(a_copy_bytes(config_, rank));
   at.b_copy = add(b_copy_bytes(config_, rank));
+  at.attention = add(ranks_[static_cast<std::size_t>(rank)].attention_at.bytes);
   at.bytes = end;
   return at;
+}
+
+Status CudaOperatorImpl::make_table(std::int32_t r, int sms) {
+  Rank& self = rank(r);
+  if (!is_attention()) {
+    Result<TaskTable> table = make_task_table(*config_.source, r, {sms, 0});
+    if (!table.ok()) return table.error();
+    self.table = std::move(*table);
+    return Ok{};
+  }
+  Result<AttentionTable> table =
+      make_attention_table(*config_.source, r, partition_.compute > 0 ? partition_.compute : sms, sms);
+  if (!table.ok()) return table.error();
+  self.attention = std::move(*table);
+  self.attention_at = place_attention(plan().spec(), self.attention);
+  self.table.tasks = self.attention.tasks;
+  self.table.lanes = self.attention.lanes;
+  return Ok{};
 }
 
 Status CudaOperatorImpl::take_memory(VirtualGpus& gpus) {
   for (std::int32_t r = 0; r < plan().topo().world(); ++r) {
     if (!gpus.has(r)) continue;
-    Result<TaskTable> table = make_task_table(*config_.source, r, {gpus.rank(r).sms, 0});
-    if (!table.ok()) return table.error();
+    if (Status status = make_table(r, gpus.rank(r).sms); !status.ok()) return status;
     Rank& self = rank(r);
-    self.table = std::move(*table);
     self.at = place(r, self.table);
     Result<DeviceHeap> memory = DeviceHeap::create(gpus.rank(r).device, self.at.bytes, gpus.devices());
     if (!memory.ok()) return memory.error();
@@ -240,7 +261,15 @@ Status CudaOperatorImpl::fill_rank(std::int32_t r, const VirtualGpu& gpu) {
   self.task_count = static_cast<std::int64_t>(self.table.tasks.size());
   self.table.tasks.clear();  // the device has them
   self.table.tasks.shrink_to_fit();
-  return make_maps(self);
+  if (!is_attention()) return make_maps(self);
+  AttentionCall& call = self.attention_call;
+  std::memset(static_cast<void*>(&call), 0, offsetof(AttentionCall, rank));
+  const Status filled = fill_attention(plan(), r, self.attention, self.attention_at, base + self.at.attention, base,
+                                       gpu.stream, call);
+  self.task_count += plan().count(r, Role::kCompute, 0);
+  call.rank = self.device;
+  self.attention = {};  // the device has it
+  return filled;
 }
 
 // The descriptors of what lies in the rank's own memory.
@@ -333,8 +362,29 @@ Status CudaOperatorImpl::take_c(std::int32_t r, const Matrix& asked, Launch& lau
   return Ok{};
 }
 
-Result<CudaOperatorImpl::Launch> CudaOperatorImpl::prepare(std::int32_t r, const GemmArguments& arguments,
+Result<CudaOperatorImpl::Launch> CudaOperatorImpl::prepare(std::int32_t r, const Arguments& arguments,
                                                            std::uint32_t parts) {
+  if (const auto* attention = std::get_if<AttentionArguments>(&arguments)) {
+    return prepare_attention(r, *attention, parts);
+  }
+  return prepare_gemm(r, std::get<GemmArguments>(arguments), parts);
+}
+
+Result<CudaOperatorImpl::Launch> CudaOperatorImpl::prepare_attention(std::int32_t r,
+                                                                     const AttentionArguments& arguments,
+                                                                     std::uint32_t parts) {
+  if (parts != kAllParts) return bad_argument("parts are asked for: a call of ring_attention is launched as a whole");
+  Launch launch;
+  launch.attention_call = rank(r).attention_call;
+  const PlanSpec& spec = plan().spec();
+  launch.attention_kernel = find_attention_kernel(padded_dim(spec.attention.dim), spec.dtype);
+  MK_CHECK(launch.attention_kernel.kernel != nullptr);
+  if (Status status = take_tensors(plan(), r, arguments, launch.attention_call); !status.ok()) return status.error();
+  return launch;
+}
+
+Result<CudaOperatorImpl::Launch> CudaOperatorImpl::prepare_gemm(std::int32_t r, const GemmArguments& arguments,
+                                                                std::uint32_t parts) {
   Rank& self = rank(r);
   Launch launch;
   std::memset(static_cast<void*>(&launch.call.a), 0, sizeof(CUtensorMap));

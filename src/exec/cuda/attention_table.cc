@@ -34,22 +34,28 @@ class Builder {
         k_tokens_(spec_.k_split(plan_.topo()).tokens(rank)) {}
 
   Result<AttentionTable> build() {
+    // Longest first keeps the lists nearly as long as each other, but for the mask; checked again below.
+    if (plan_.topo().world() > 1 && ring_.tiles > std::int64_t{kOpenTiles} * compute_ctas_) {
+      return too_many(ceil_div(ring_.tiles, compute_ctas_));
+    }
     add_steps();
     share_out(take_tiles());
     add_lanes();
     const bool may_wait = std::any_of(table_.steps.begin(), table_.steps.end(), [](const auto& s) { return s.count; });
     for (std::size_t i = 0; i + 1 < table_.tile_begin.size() && may_wait; ++i) {
       const std::int32_t tiles = table_.tile_begin[i + 1] - table_.tile_begin[i];
-      if (tiles <= kOpenTiles) continue;
-      return bad_argument(fmt::format(
-          "{} x {} heads of {} queries make {} tiles for one SM, and {} may be open at a time: take more SMs or "
-          "smaller batches",
-          spec_.batch, spec_.heads, spec_.seq_q, tiles, kOpenTiles));
+      if (tiles > kOpenTiles) return too_many(tiles);
     }
     return std::move(table_);
   }
 
  private:
+  Error too_many(std::int64_t tiles) const {
+    return bad_argument(fmt::format(
+        "{} x {} heads of {} queries make {} tiles for one SM, and {} may be open at a time: take more SMs or smaller "
+        "batches",
+        spec_.batch, spec_.heads, spec_.seq_q, tiles, kOpenTiles));
+  }
   std::int64_t kv_head_of(std::int64_t head) const { return head / (spec_.heads / spec_.kv_heads); }
   std::int64_t head_of(const Task& task) const { return task.block.row / q_split_.tokens(rank_); }
 

@@ -205,7 +205,7 @@ Result<Command> parse_bench(std::span<const std::string> args) {
         const auto op = parse_op(text, "gemm_core, suite");
         if (!op) return op.error();
         if (*op == Op::kRingAttention) {
-          return Error{ErrorKind::kUnsupported, "bench measures on GPUs, where ring_attention has no kernel yet"};
+          return Error{ErrorKind::kUnsupported, "bench has no ring_attention yet: bench/attention/attention_core.py measures it"};
         }
         bench.problem.gemm.op = *op;
         return Ok{};

@@ -94,8 +94,7 @@ void mk_bind(void* handle, int rank, void* q, void* k, void* v, void* o, float* 
 // On `stream`, which may be capturing; null: the rank's own.
 int mk_launch(void* handle, int rank, void* stream) {
   Bench& bench = *static_cast<Bench*>(handle);
-  const mkernel::Status status =
-      bench.op->launch(rank, bench.arguments[static_cast<std::size_t>(rank)], stream);
+  const mkernel::Status status = bench.op->launch(rank, bench.arguments[static_cast<std::size_t>(rank)], stream);
   return status.ok() ? 0 : fail(status.error());
 }
 

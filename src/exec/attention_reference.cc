@@ -119,7 +119,8 @@ class RowCheck {
         size += std::abs(term);
       }
       scores_[j] = scale * sum;
-      offs_[j] = gamma(a_.dim + 1 + arithmetic_.more_roundings, arithmetic_.sum_unit) * std::abs(scale) * size + 0x1p-126;  // step 1
+      offs_[j] = gamma(a_.dim + 1 + arithmetic_.more_roundings, arithmetic_.sum_unit) * std::abs(scale) * size +
+                 0x1p-126;  // step 1
       most = std::max(most, scores_[j]);
       widest = std::max(widest, offs_[j]);
     }

@@ -8,8 +8,8 @@ namespace mkernel {
 
 // What one launch brings along, and what stays the same.
 struct AttentionCall {
-  CUtensorMap q;      // (dim, tokens, heads, batch)
-  CUtensorMap k;      // the same, own keys
+  CUtensorMap q;  // (dim, tokens, heads, batch)
+  CUtensorMap k;  // the same, own keys
   CUtensorMap v;
   CUtensorMap kv[2];  // (dim, rows) of kKv, by parity
   DeviceRank rank;    // its tasks: copies, then network writes; its lanes the same
@@ -20,8 +20,8 @@ struct AttentionCall {
   AttentionView k_view;          // for copies
   AttentionView v_view;
   AttentionView o_view;
-  float* lse = nullptr;                     // (batch, heads, tokens); null: not wanted
-  const std::int32_t* ends_q = nullptr;     // packed sequences: their ends, from 0; else null
+  float* lse = nullptr;                  // (batch, heads, tokens); null: not wanted
+  const std::int32_t* ends_q = nullptr;  // packed sequences: their ends, from 0; else null
   const std::int32_t* ends_k = nullptr;
   std::int32_t sequences = 0;
   AttentionBand band;

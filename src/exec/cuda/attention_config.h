@@ -4,7 +4,7 @@
 
 namespace mkernel {
 
-inline constexpr int kAttentionThreads = 384;      // a service warpgroup and two consumer warpgroups
+inline constexpr int kAttentionThreads = 384;        // a service warpgroup and two consumer warpgroups
 inline constexpr std::int32_t kAttentionRows = 128;  // queries per tile
 inline constexpr int kAttentionDims[] = {64, 96, 128, 256};
 
@@ -24,8 +24,8 @@ inline constexpr int kOpenTiles = 1024;
 template <int kDim_>
 struct AttentionConfig {
   static constexpr int kDim = kDim_;
-  static constexpr int kBoxes = (kDim + 63) / 64;       // of 64 columns, as TMA loads them
-  static constexpr int kKeys = kDim > 128 ? 64 : 128;   // per step: scores and sums must fit the registers
+  static constexpr int kBoxes = (kDim + 63) / 64;      // of 64 columns, as TMA loads them
+  static constexpr int kKeys = kDim > 128 ? 64 : 128;  // per step: scores and sums must fit the registers
   static constexpr int kQStages = kDim > 128 ? 1 : 2;
   static constexpr int kKvStages = 2;
   static constexpr int kQBytes = kBoxes * kAttentionRows * 128;

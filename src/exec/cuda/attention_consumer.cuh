@@ -22,9 +22,9 @@ struct AttentionConsumer {
   static constexpr int kKeys = Config::kKeys;
   using Scores = Wgmma<T, kKeys, Major::kK>;
   using Values = WgmmaFromRegisters<T, kDim>;
-  using Sums = float[kDim / 2];              // (64, D) over the warpgroup
-  using Weights = float[kKeys / 2];          // (64, keys)
-  using Packed = std::uint32_t[kKeys / 4];   // the same in T, as wgmma takes them
+  using Sums = float[kDim / 2];             // (64, D) over the warpgroup
+  using Weights = float[kKeys / 2];         // (64, keys)
+  using Packed = std::uint32_t[kKeys / 4];  // the same in T, as wgmma takes them
 
   const AttentionCall& call;
   AttentionShared<Config>& s;
@@ -297,8 +297,8 @@ struct AttentionConsumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::int32_t at = row0 + 8 * r;
-      auto* g_row = static_cast<T*>(call.o_view.data) +
-                    offset_in(call.o_view, tile.batch, tile.head, tile.token + at) + lane % 4 * 8;
+      auto* g_row = static_cast<T*>(call.o_view.data) + offset_in(call.o_view, tile.batch, tile.head, tile.token + at) +
+                    lane % 4 * 8;
 #pragma unroll
       for (int i = 0; i < kDim / 32; ++i) {
         const Bytes16 unit = row_unit(o, i, r, inverse[r]);

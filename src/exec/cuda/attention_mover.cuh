@@ -239,8 +239,7 @@ struct AttentionSender {
     record.epoch = static_cast<std::uint32_t>(s.epoch) & 0xff;
     record.task = static_cast<std::uint32_t>(task.row);
     const std::uint64_t begin = global_time_ns();
-    if (push_record(call.rank.rings[node], encode(record), begin + call.rank.deadline_ns,
-                    &call.rank.control->abort)) {
+    if (push_record(call.rank.rings[node], encode(record), begin + call.rank.deadline_ns, &call.rank.control->abort)) {
       DeviceTimes& times = call.rank.control->times[epoch.parity];
       times.last[static_cast<int>(Role::kSend)] = begin;
       if (times.first[static_cast<int>(Role::kSend)] == 0) times.first[static_cast<int>(Role::kSend)] = begin;

@@ -13,10 +13,17 @@ namespace mkernel {
 namespace {
 
 constexpr std::int64_t kMostSequences = std::int64_t{1} << 20;
-constexpr std::int64_t kUnit = 8;  // elements of 16 bytes
+constexpr std::int64_t kUnit = 8;        // elements of 16 bytes
 constexpr std::int32_t kWide = 1 << 29;  // as a window: sees all keys
 
-int keys_per_stage(int dim) { return dim > 128 ? AttentionConfig<256>::kKeys : AttentionConfig<128>::kKeys; }
+int keys_per_stage(int dim) {
+  switch (dim) {
+    case 64: return AttentionConfig<64>::kKeys;
+    case 96: return AttentionConfig<96>::kKeys;
+    case 128: return AttentionConfig<128>::kKeys;
+    default: return AttentionConfig<256>::kKeys;
+  }
+}
 
 AttentionBand band_of(const AttentionSpec& a) {
   const auto side = [](std::int64_t keys) {
@@ -48,8 +55,8 @@ AttentionView view_of(const AttentionTensor& t) { return {t.data, t.batch_stride
 Status map_tensor(Dtype dtype, const AttentionTensor& t, int box_tokens, CUtensorMap& out) {
   if (t.tokens == 0) return Ok{};
   Result<CUtensorMap> map = make_tensor_map(
-      dtype, t.data,
-      TensorShape{t.batch, t.heads, t.tokens, t.dim, t.batch_stride, t.head_stride, t.token_stride}, box_tokens);
+      dtype, t.data, TensorShape{t.batch, t.heads, t.tokens, t.dim, t.batch_stride, t.head_stride, t.token_stride},
+      box_tokens);
   if (!map.ok()) return map.error();
   out = *map;
   return Ok{};

@@ -77,8 +77,7 @@ struct AttentionProducer {
     if (i < call.step_count) {
       const std::uint32_t flag = call.steps[i].flag;
       const std::uint32_t count = call.steps[i].count;
-      met = count == 0 ||
-            flag_reached(ld_relaxed_sys(epoch.flag(call.rank, call.rank.gpu, flag)), epoch.use * count);
+      met = count == 0 || flag_reached(ld_relaxed_sys(epoch.flag(call.rank, call.rank.gpu, flag)), epoch.use * count);
     }
     const std::uint32_t mask = __ballot_sync(kWholeWarp, met);
     const int grown = mask == kWholeWarp ? 32 : __ffs(static_cast<int>(~mask)) - 1;
@@ -312,8 +311,14 @@ struct AttentionProducer {
     const Block at = block_of(tile, step, block);
     s.k_empty[k.slot].wait(k.phase);
     if (elect_thread()) {
-      s.control[k.slot] = {flags,      step.position + block * kKeys, step.position + step.keys, tile.number,
-                           tile.token, tile.rows,                     tile.head,                 tile.batch};
+      s.control[k.slot] = {flags,
+                           step.position + block * kKeys,
+                           step.position + step.keys,
+                           tile.number,
+                           tile.token,
+                           tile.rows,
+                           tile.head,
+                           tile.batch};
       Mbarrier& full = s.k_full[k.slot];
       full.arrive_and_expect(Config::kKvBytes);
       load_boxes_thread(s.k[k.slot], call.k, at.own, at.row, tile, full);

@@ -1,7 +1,7 @@
 // Shared memory of the attention kernel, and what its roles have in common.
 #pragma once
-#include "exec/cuda/attention_config.h"
 #include "exec/cuda/attention_call.h"
+#include "exec/cuda/attention_config.h"
 #include "exec/cuda/mover.cuh"
 #include "exec/cuda/scheduler.cuh"
 #include "exec/cuda/sm90/attention_atoms.cuh"
@@ -21,13 +21,13 @@ struct alignas(16) AttentionControl {
   std::int32_t batch = 0;
 };
 enum AttentionFlag : std::uint32_t {
-  kLastKeys = 1,     // of this run of the tile
-  kParkTile = 2,     // at its end the state goes to memory
-  kDropTile = 4,     // or nowhere: the call is aborted
-  kResumeTile = 8,   // at its beginning the state comes from memory
-  kMaskKeys = 16,    // of a run's first keys: not all are seen by all
-  kMaskNext = 32,    // the same of the next keys of the run
-  kNoKeys = 64,      // nobody sees a key; this stage is empty
+  kLastKeys = 1,    // of this run of the tile
+  kParkTile = 2,    // at its end the state goes to memory
+  kDropTile = 4,    // or nowhere: the call is aborted
+  kResumeTile = 8,  // at its beginning the state comes from memory
+  kMaskKeys = 16,   // of a run's first keys: not all are seen by all
+  kMaskNext = 32,   // the same of the next keys of the run
+  kNoKeys = 64,     // nobody sees a key; this stage is empty
   kLeave = 128,
 };
 
@@ -37,18 +37,18 @@ struct AttentionShared {
   alignas(1024) std::byte k[Config::kKvStages][Config::kKvBytes];  // (keys, 64) boxes
   alignas(1024) std::byte v[Config::kKvStages][Config::kKvBytes];
   alignas(128) std::byte move[Config::kMoveStages][Config::kMoveBytes];  // copies on their way
-  int2 ranges[Config::kQStages][kAttentionRows];       // by row: which keys it sees, [x, y), in the whole sequence
-  AttentionControl control[Config::kKvStages];         // of the keys in `k`
-  std::uint16_t next_step[kOpenTiles];                 // by tile of this CTA; see AttentionProducer
-  Mbarrier q_full[Config::kQStages];                   // producer -> consumers
+  int2 ranges[Config::kQStages][kAttentionRows];  // by row: which keys it sees, [x, y), in the whole sequence
+  AttentionControl control[Config::kKvStages];    // of the keys in `k`
+  std::uint16_t next_step[kOpenTiles];            // by tile of this CTA; see AttentionProducer
+  Mbarrier q_full[Config::kQStages];              // producer -> consumers
   Mbarrier q_empty[Config::kQStages];
   Mbarrier k_full[Config::kKvStages];
   Mbarrier k_empty[Config::kKvStages];
   Mbarrier v_full[Config::kKvStages];
   Mbarrier v_empty[Config::kKvStages];
-  Mbarrier patched;                        // values that the producer fills up with zeros
-  Mbarrier moved[Config::kMoveStages];     // a slab of a copy is here
-  std::uint64_t epoch;                     // of this run
+  Mbarrier patched;                     // values that the producer fills up with zeros
+  Mbarrier moved[Config::kMoveStages];  // a slab of a copy is here
+  std::uint64_t epoch;                  // of this run
 };
 static_assert(sizeof(AttentionShared<AttentionConfig<64>>) <= 227 * 1024);
 static_assert(sizeof(AttentionShared<AttentionConfig<128>>) <= 227 * 1024);

@@ -13,7 +13,7 @@
 namespace mkernel {
 namespace {
 
-constexpr std::int64_t kMaxTokens = std::int64_t{1} << 29;  // sums of a few positions fit 32 bits
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 29;         // sums of a few positions fit 32 bits
 constexpr std::int64_t kMaxRows = (std::int64_t{1} << 31) - 1024;  // TMA has 31-bit coordinates
 constexpr int kFewSms = 64;  // contexts of so few must share the L2 cache with others: few heads at a time
 constexpr std::int64_t kHeadsAtOnce = 2;
@@ -244,12 +244,10 @@ Status validate_gpu_attention(const PlanSpec& spec) {
   const AttentionSpec& a = spec.attention;
   if (spec.dtype == Dtype::kFp32) return bad_argument("dtype fp32 has no GPU kernel: bf16 and fp16 are accepted");
   if (spec.tiling.bm != kAttentionRows) {
-    return bad_argument(
-        fmt::format("bm is {}: on a GPU a tile has {} queries", spec.tiling.bm, kAttentionRows));
+    return bad_argument(fmt::format("bm is {}: on a GPU a tile has {} queries", spec.tiling.bm, kAttentionRows));
   }
   if (!(a.scale > 0)) {
-    return Error{ErrorKind::kUnsupported,
-                 fmt::format("scale is {}: the GPU kernel takes positive ones only", a.scale)};
+    return Error{ErrorKind::kUnsupported, fmt::format("scale is {}: the GPU kernel takes positive ones only", a.scale)};
   }
   const struct {
     const char* name;
@@ -257,9 +255,8 @@ Status validate_gpu_attention(const PlanSpec& spec) {
   } sizes[] = {{"seq_q", a.seq_q}, {"seq_k", a.seq_k}};
   for (const auto& size : sizes) {
     if (size.value <= kMaxTokens) continue;
-    return bad_argument(
-        fmt::format("{} is {}: on a GPU at most {} is accepted, since positions have 32 bits there", size.name,
-                    size.value, kMaxTokens));
+    return bad_argument(fmt::format("{} is {}: on a GPU at most {} is accepted, since positions have 32 bits there",
+                                    size.name, size.value, kMaxTokens));
   }
   const RingAttentionPlan plan = RingAttentionPlan::make(spec);
   if (plan.depth < plan.rounds) {

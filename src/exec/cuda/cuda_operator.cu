@@ -264,8 +264,8 @@ Status CudaOperatorImpl::fill_rank(std::int32_t r, const VirtualGpu& gpu) {
   if (!is_attention()) return make_maps(self);
   AttentionCall& call = self.attention_call;
   std::memset(static_cast<void*>(&call), 0, offsetof(AttentionCall, rank));
-  const Status filled = fill_attention(plan(), r, self.attention, self.attention_at, base + self.at.attention, base,
-                                       gpu.stream, call);
+  const Status filled =
+      fill_attention(plan(), r, self.attention, self.attention_at, base + self.at.attention, base, gpu.stream, call);
   self.task_count += plan().count(r, Role::kCompute, 0);
   call.rank = self.device;
   self.attention = {};  // the device has it

@@ -44,10 +44,10 @@ Result<CUtensorMap> make_tensor_map(Dtype dtype, const void* data, const TensorS
       const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
-    return driver_error(status,
-                        fmt::format("describing a {} x {} x {} x {} tensor with strides {}, {}, {} at {} for TMA",
-                                    shape.batch, shape.heads, shape.tokens, shape.dim, shape.batch_stride,
-                                    shape.head_stride, shape.token_stride, data));
+    return driver_error(
+        status, fmt::format("describing a {} x {} x {} x {} tensor with strides {}, {}, {} at {} for TMA", shape.batch,
+                            shape.heads, shape.tokens, shape.dim, shape.batch_stride, shape.head_stride,
+                            shape.token_stride, data));
   }
   return map;
 }

@@ -14,19 +14,19 @@ __device__ __forceinline__ void tma_load_thread(void* s_dst, const CUtensorMap& 
 template <class T, int N>
 struct WgmmaFromRegisters;
 
-#define MKERNEL_WGMMA_RS(Type, Name, N)                                                                              \
-  template <>                                                                                                        \
-  struct WgmmaFromRegisters<Type, N> {                                                                               \
-    using Atom = cute::SM90::GMMA::MMA_64x##N##x16_F32##Name##Name##_RS<cute::SM90::GMMA::Major::K,                  \
-                                                                        cute::SM90::GMMA::Major::MN>;                \
-    template <std::size_t... kI>                                                                                     \
-    __device__ __forceinline__ static void call(const std::uint32_t* a, std::uint64_t b, float (&d)[N / 2],          \
-                                                std::index_sequence<kI...>) {                                        \
-      Atom::fma(a[0], a[1], a[2], a[3], b, d[kI]..., cute::SM90::GMMA::ScaleOut::One);                               \
-    }                                                                                                                \
-    __device__ __forceinline__ static void mma_wg(const std::uint32_t* a, std::uint64_t b, float (&d)[N / 2]) {      \
-      call(a, b, d, std::make_index_sequence<N / 2>{});                                                              \
-    }                                                                                                                \
+#define MKERNEL_WGMMA_RS(Type, Name, N)                                                                         \
+  template <>                                                                                                   \
+  struct WgmmaFromRegisters<Type, N> {                                                                          \
+    using Atom = cute::SM90::GMMA::MMA_64x##N##x16_F32##Name##Name##_RS<cute::SM90::GMMA::Major::K,             \
+                                                                        cute::SM90::GMMA::Major::MN>;           \
+    template <std::size_t... kI>                                                                                \
+    __device__ __forceinline__ static void call(const std::uint32_t* a, std::uint64_t b, float (&d)[N / 2],     \
+                                                std::index_sequence<kI...>) {                                   \
+      Atom::fma(a[0], a[1], a[2], a[3], b, d[kI]..., cute::SM90::GMMA::ScaleOut::One);                          \
+    }                                                                                                           \
+    __device__ __forceinline__ static void mma_wg(const std::uint32_t* a, std::uint64_t b, float (&d)[N / 2]) { \
+      call(a, b, d, std::make_index_sequence<N / 2>{});                                                         \
+    }                                                                                                           \
   };
 MKERNEL_WGMMA_RS(__nv_bfloat16, BF16, 64)
 MKERNEL_WGMMA_RS(__nv_bfloat16, BF16, 96)

@@ -88,7 +88,7 @@ struct VerifyArgs {
 struct BenchArgs {
   enum class What { kGemmCore, kOperator, kSuite };
   What what = What::kGemmCore;
-  std::string suite;  // kSuite: gemm_core, virtual_cluster, small or sim_vs_measured
+  std::string suite;  // kSuite: one of those that parse_bench() knows
   ProblemArgs problem;
   bool b_transposed = false;  // gemm_core
   int sms = 0;                // 0: all there are

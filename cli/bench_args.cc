@@ -13,8 +13,8 @@
 namespace mkernel::cli {
 namespace {
 
-constexpr std::array<std::string_view, 5> kSuites = {"gemm_core", "virtual_cluster", "small", "command_ring",
-                                                     "sim_vs_measured"};
+constexpr std::array<std::string_view, 7> kSuites = {
+    "gemm_core", "virtual_cluster", "small", "hierarchical", "command_ring", "sim_vs_measured", "sim_hierarchical"};
 constexpr std::int64_t kMaxRanks = 65536;
 constexpr std::int64_t kMaxSms = 1024;
 constexpr std::int64_t kMaxTile = 1024;
@@ -30,6 +30,7 @@ struct Limited {
   bool cluster_suite;
   bool simulated_suite = false;
   bool ring_suite = false;
+  bool sim_pairs_suite = false;
 };
 constexpr Limited kLimited[] = {
     {"--m", true, true, false, false},
@@ -49,7 +50,7 @@ constexpr Limited kLimited[] = {
     {"--partition", false, true, false, false},
     {"--sweep-partition", false, true, false, true},
     {"--link", false, true, false, false},
-    {"--filter", false, false, true, true, true},
+    {"--filter", false, false, true, true, true, false, true},
     {"--rounds", true, true, true, true, false, true},
     {"--block-ms", true, true, true, true},
     {"--measured", false, false, false, false, true},
@@ -69,10 +70,11 @@ Status check_form(const OptionSet& options, const BenchArgs& bench) {
   const bool suite = bench.what == BenchArgs::What::kSuite;
   const bool core = bench.what == BenchArgs::What::kGemmCore || bench.suite == "gemm_core";
   for (const Limited& limited : kLimited) {
-    const bool of_suite = bench.suite == "sim_vs_measured" ? limited.simulated_suite
-                          : bench.suite == "command_ring"  ? limited.ring_suite
-                          : core                           ? limited.core_suite
-                                                           : limited.cluster_suite;
+    const bool of_suite = bench.suite == "sim_vs_measured"    ? limited.simulated_suite
+                          : bench.suite == "sim_hierarchical" ? limited.sim_pairs_suite
+                          : bench.suite == "command_ring"     ? limited.ring_suite
+                          : core                              ? limited.core_suite
+                                                              : limited.cluster_suite;
     const bool taken = suite ? of_suite : core ? limited.core : limited.op;
     if (taken || !options.given(limited.option)) continue;
     const std::string form = suite  ? fmt::format("mkernel bench suite {}", bench.suite)
@@ -119,7 +121,7 @@ void add_options(OptionSet& options, BenchArgs& bench) {
   options.flag("--fp32-partials", "sums travel between GPUs in fp32, not in TYPE", &gemm.fp32_partials);
   options.group("how it is cut; what is left out is chosen from the sizes");
   options.value("--bm", "ROWS", "rows of a tile: 64 or 128", count_into("--bm", gemm.bm, 1, kMaxTile));
-  options.value("--bn", "COLS", "columns of a tile: 128 or 256", count_into("--bn", gemm.bn, 1, kMaxTile));
+  options.value("--bn", "COLS", "columns of a tile: 64, 128 or 256", count_into("--bn", gemm.bn, 1, kMaxTile));
   options.value("--band", "TILES", "tile rows that are visited together", count_into("--band", gemm.band, 1, kMaxInt));
   options.value("--chunk-tiles", "TILES", "tiles per network write (gemm_rs, gemm_ar)",
                 count_into("--chunk-tiles", gemm.chunk_tiles, 1, kMaxInt));
@@ -189,27 +191,29 @@ Result<Command> parse_bench(std::span<const std::string> args) {
   bench.command = quoted_command(args);
   OptionSet options(
       "mkernel bench gemm_core [options]\n       mkernel bench OP [options]\n"
-      "       mkernel bench suite gemm_core|virtual_cluster|small|command_ring|sim_vs_measured [options]",
+      "       mkernel bench suite gemm_core|virtual_cluster|small|hierarchical|command_ring|sim_vs_measured|\n"
+      "                           sim_hierarchical [options]",
       "Measures on a Hopper GPU. gemm_core: the kernel alone on a whole GPU against cublasGemmEx and the best of\n"
       "cublasLt. OP: a virtual cluster on one GPU, fused against cuBLAS followed by communication, and against cuBLAS\n"
       "in chunks overlapped with communication. Results are checked first; ratios are of paired times.\n"
-      "sim_vs_measured needs no GPU: the simulator against results that are there.");
-  options.positional(
-      "OP",
-      "gemm_core, all_gather_gemm (ag_gemm), gemm_reduce_scatter (gemm_rs),\n"
-      "gemm_all_reduce (gemm_ar), or suite",
-      [&](const std::string& text) -> Status {
-        if (text == "gemm_core") return Ok{};
-        bench.what = text == "suite" ? BenchArgs::What::kSuite : BenchArgs::What::kOperator;
-        if (text == "suite") return Ok{};
-        const auto op = parse_op(text, "gemm_core, suite");
-        if (!op) return op.error();
-        if (*op == Op::kRingAttention) {
-          return Error{ErrorKind::kUnsupported, "bench has no ring_attention yet: bench/attention/attention_core.py measures it"};
-        }
-        bench.problem.gemm.op = *op;
-        return Ok{};
-      });
+      "hierarchical: N nodes of G GPUs against N x G nodes of one, fused both. Two need no GPU: sim_vs_measured, the\n"
+      "simulator against results that are there, and sim_hierarchical, what it says of the cases of hierarchical.");
+  options.positional("OP",
+                     "gemm_core, all_gather_gemm (ag_gemm), gemm_reduce_scatter (gemm_rs),\n"
+                     "gemm_all_reduce (gemm_ar), or suite",
+                     [&](const std::string& text) -> Status {
+                       if (text == "gemm_core") return Ok{};
+                       bench.what = text == "suite" ? BenchArgs::What::kSuite : BenchArgs::What::kOperator;
+                       if (text == "suite") return Ok{};
+                       const auto op = parse_op(text, "gemm_core, suite");
+                       if (!op) return op.error();
+                       if (*op == Op::kRingAttention) {
+                         return Error{ErrorKind::kUnsupported,
+                                      "bench has no ring_attention yet: bench/attention/attention_core.py measures it"};
+                       }
+                       bench.problem.gemm.op = *op;
+                       return Ok{};
+                     });
   options.positional("NAME", "of a suite", [&](const std::string& text) -> Status {
     if (bench.what != BenchArgs::What::kSuite) {
       return bad_argument(

@@ -11,8 +11,10 @@
 #include "bench/cluster_cases.h"
 #include "bench/command_ring.h"
 #include "bench/gemm_core.h"
+#include "bench/hierarchy.h"
 #include "bench/result_rows.h"
 #include "bench/sim_vs_measured.h"
+#include "bench/simulated_hierarchy.h"
 #include "bench/virtual_cluster.h"
 #include "cli/commands.h"
 
@@ -40,7 +42,12 @@ class BenchSession {
     const bool core = args_.what == BenchArgs::What::kGemmCore || args_.suite == "gemm_core";
     const bool simulated = args_.suite == "sim_vs_measured";
     const bool ring = args_.suite == "command_ring";
-    const Status status = core ? run_core() : simulated ? run_simulated() : ring ? run_ring() : run_clusters();
+    const Status status = core                                ? run_core()
+                          : simulated                         ? run_simulated()
+                          : ring                              ? run_ring()
+                          : args_.suite == "hierarchical"     ? run_hierarchies()
+                          : args_.suite == "sim_hierarchical" ? run_simulated_hierarchies()
+                                                              : run_clusters();
     if (!status) return console_.fail(status.error());
     return worst_;
   }
@@ -104,11 +111,15 @@ class BenchSession {
 
   // --- fused operators ---
 
+  std::vector<bench::ClusterProblem> suite_cases() const {
+    if (args_.suite == "small") return bench::small_cases();
+    return args_.suite == "hierarchical" ? bench::hierarchical_cases() : bench::virtual_cluster_cases();
+  }
+
   std::vector<bench::ClusterProblem> cluster_problems() const {
     if (!is_suite()) return {{args_.problem.topo, args_.problem.gemm, args_.link, args_.partition}};
     std::vector<bench::ClusterProblem> problems;
-    for (bench::ClusterProblem problem :
-         args_.suite == "small" ? bench::small_cases() : bench::virtual_cluster_cases()) {
+    for (bench::ClusterProblem problem : suite_cases()) {
       if (!wanted(bench::case_name(problem))) continue;
       GemmOptions gemm = args_.problem.gemm;  // all but the operator and the sizes
       gemm.op = problem.gemm.op;
@@ -179,6 +190,54 @@ class BenchSession {
     out << "\n" << std::flush;
   }
 
+  // --- hierarchical against flat movement ---
+
+  Status run_hierarchies() {
+    bench::HierarchyOptions options;
+    options.rounds = args_.rounds > 0 ? args_.rounds : kClusterRounds;
+    options.timed_ms = args_.block_ms > 0 ? args_.block_ms : kClusterBlockMs;
+    options.sms = args_.sms;
+    const std::vector<bench::ClusterProblem> problems = cluster_problems();
+    if (!problems.empty()) options.first = problems[0].topo;
+    auto made = bench::HierarchyBench::create(options);
+    if (!made) return made.error();
+    bench::HierarchyBench& bench = **made;
+    begin(bench.machine(), "");
+    for (const bench::ClusterProblem& problem : problems) {
+      const std::string name = bench::case_name(problem);
+      std::optional<Progress> progress(std::in_place, console_, "measuring " + name);
+      Result<bench::HierarchyResult> result = bench.run(problem);
+      progress.reset();
+      if (!result) {
+        if (const Status status = failed(name, result.error()); !status) return status;
+        continue;
+      }
+      for (const bench::Row& row : bench::hierarchy_rows(args_.suite, problem, *result)) add_movement_row(name, row);
+      if (const Status status = save(); !status) return status;
+    }
+    return Ok{};
+  }
+
+  Status run_simulated_hierarchies() {
+    for (const bench::SimulatedCase& simulated : bench::simulated_hierarchy_cases()) {
+      const std::string name = simulated.preset + " " + bench::case_name(simulated.problem);
+      if (!wanted(name)) continue;
+      const Result<bench::SimulatedPair> pair = bench::simulate_hierarchy(simulated);
+      if (!pair) return pair.error();
+      origin_ = {{"simulator", "", "", 0}, args_.commit, args_.command, bench::utc_now()};
+      for (const bench::Row& row : bench::simulated_hierarchy_rows(simulated.problem, *pair)) {
+        add_movement_row(name, row);
+      }
+    }
+    return save();
+  }
+
+  void add_movement_row(const std::string& name, const bench::Row& row) {
+    console_.out() << fmt::format("{:<56} {:>11.1f} {:<5}  {} {:>11.1f}  ratio {:.3f}  spread {:.3f}\n", name, row.ours,
+                                  row.unit, row.baseline_name, row.baseline, row.ratio, row.spread);
+    rows_.push_back(bench::to_json(row, origin_));
+  }
+
   // --- the command ring alone ---
 
   Status run_ring() {
@@ -216,11 +275,8 @@ class BenchSession {
     if (args_.calibrate) {
       cost = bench::calibrate(*cases, *cost);
       if (!cost) return cost.error();
-      console_.out() << fmt::format(
-          "calibrated: gemm_efficiency {:.3f}, tile_ns {}, gathered_tile {:.3f}, sm_bytes_per_ns {:.1f}, move_ns {}, "
-          "record_ns {}, wire_bytes_per_ns {:.0f}\n",
-          cost->gemm_efficiency, cost->tile_ns, cost->gathered_tile, cost->sm_bytes_per_ns, cost->move_ns,
-          cost->record_ns, cost->wire_bytes_per_ns);
+      console_.out() << "calibrated, for virtual_cluster() in src/exec/sim/cost_model.cc:\n"
+                     << bench::figures_text(*cost);
     }
     for (const bench::MeasuredCase& measured : *cases) {
       const bench::Row& from = measured.row;

@@ -28,6 +28,14 @@ function(mkernel_test_program target source)
   endif()
 endfunction()
 
+# An RDMA device inside the process, for tests and fuzz targets.
+function(mkernel_add_fakes)
+  if(mkernel_verbs)
+    add_library(mkernel_fakes STATIC "${PROJECT_SOURCE_DIR}/src/net/verbs/fake_verbs.cc")
+    mkernel_test_program(mkernel_fakes "${PROJECT_SOURCE_DIR}/src/net/verbs/fake_verbs.cc")
+  endif()
+endfunction()
+
 # src/net/local/x_test.cc belongs to net_local_test, cli/x_test.cc to cli_test, tests/x_test.cc to tests_test.
 function(mkernel_test_name folder out)
   file(RELATIVE_PATH path "${PROJECT_SOURCE_DIR}" "${folder}")
@@ -41,10 +49,7 @@ function(mkernel_add_tests)
   include(GoogleTest)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS
     "${PROJECT_SOURCE_DIR}/src/*_test.cc" "${PROJECT_SOURCE_DIR}/cli/*_test.cc" "${PROJECT_SOURCE_DIR}/tests/*_test.cc")
-  if(mkernel_verbs)
-    add_library(mkernel_fakes STATIC "${PROJECT_SOURCE_DIR}/src/net/verbs/fake_verbs.cc")
-    mkernel_test_program(mkernel_fakes "${PROJECT_SOURCE_DIR}/src/net/verbs/fake_verbs.cc")
-  else()
+  if(NOT mkernel_verbs)
     # These include libibverbs' own header.
     list(FILTER sources EXCLUDE REGEX "/verbs/verbs_[a-z]+_test\\.cc$")
   endif()
@@ -68,6 +73,20 @@ function(mkernel_add_tests)
     endif()
     target_sources(${name} PRIVATE "${source}")
   endforeach()
+
+  # A rank that ends itself at a point of the protocol: its own functions stand before these of the library.
+  add_executable(kill_worker "${PROJECT_SOURCE_DIR}/tests/cli/kill_worker.cc")
+  mkernel_test_program(kill_worker "${PROJECT_SOURCE_DIR}/tests/cli/kill_worker.cc")
+  foreach(symbol
+      _ZN7mkernel22create_fabric_endpointEiiRKNS_13FabricOptionsE
+      _ZN7mkernel21create_verbs_endpointEiiRKNS_12VerbsOptionsE
+      _ZN7mkernel11HostNetwork4pushEiiRKNS_6RecordE
+      _ZN7mkernel9Bootstrap6createERKNS_16BootstrapOptionsE
+      _ZN7mkernel9Bootstrap8exchangeERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEES8_d)
+    target_link_options(kill_worker PRIVATE "-Wl,--wrap=${symbol}")
+  endforeach()
+  target_compile_definitions(tests_cli_test PRIVATE MKERNEL_KILL_WORKER="$<TARGET_FILE:kill_worker>")
+  add_dependencies(tests_cli_test kill_worker)
 
   # The protocols, as models that spin explores completely; broken variants of them must fail.
   add_test(NAME protocol_models COMMAND "${PROJECT_SOURCE_DIR}/tests/models/run.sh")
@@ -97,6 +116,9 @@ endfunction()
 function(mkernel_add_fuzz_targets)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS
     "${PROJECT_SOURCE_DIR}/src/*_fuzz.cc" "${PROJECT_SOURCE_DIR}/cli/*_fuzz.cc" "${PROJECT_SOURCE_DIR}/tests/*_fuzz.cc")
+  if(NOT mkernel_verbs)
+    list(FILTER sources EXCLUDE REGEX "/verbs/address_fuzz\\.cc$")
+  endif()
   # Globbed only so that a new corpus folder makes CMake look again.
   file(GLOB corpora CONFIGURE_DEPENDS LIST_DIRECTORIES true "${PROJECT_SOURCE_DIR}/tests/corpus/*")
   foreach(source IN LISTS sources)
@@ -105,6 +127,9 @@ function(mkernel_add_fuzz_targets)
     set(corpus "${PROJECT_SOURCE_DIR}/tests/corpus/${name}")
     add_executable(${target} "${source}")
     mkernel_test_program(${target} "${source}")
+    if(TARGET mkernel_fakes)
+      target_link_libraries(${target} PRIVATE mkernel_fakes)
+    endif()
     if(MKERNEL_FUZZ)
       target_link_options(${target} PRIVATE -fsanitize=fuzzer)
       set_property(GLOBAL APPEND PROPERTY mkernel_fuzz_targets ${target})
@@ -139,6 +164,9 @@ function(mkernel_add_benchmarks)
   endforeach()
 endfunction()
 
+if(MKERNEL_TESTS OR MKERNEL_FUZZ)
+  mkernel_add_fakes()
+endif()
 if(MKERNEL_TESTS)
   enable_testing()
   mkernel_add_tests()

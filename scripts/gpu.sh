@@ -44,6 +44,8 @@ for part in $parts; do
       for program in gpu_stream_test plan_device_test wire_test cuda_network_test; do
         [[ -x $build/$program ]] && run "$program" 120 "$build/$program"
       done
+      # Planted faults, some of which hang until the program ends them, and 10,000 delayed launches per operator.
+      [[ -x $build/kernel_faults_test ]] && run kernel_faults_test 400 "$build/kernel_faults_test"
       # GoogleTest ends well when all was skipped.
       for log in tests_gpu gpu_processes; do
         if grep -q "SKIPPED" "$out/$log.log"; then
@@ -54,7 +56,8 @@ for part in $parts; do
       ;;
     sanitize)
       # racecheck names the slots of the task ring; whether it follows their mbarriers is open (docs/testing.md).
-      for tool in memcheck synccheck racecheck; do
+      # Heaps are cleared when they are made, so initcheck speaks of the callers' matrices.
+      for tool in memcheck synccheck racecheck initcheck; do
         for op in all_gather_gemm gemm_reduce_scatter gemm_all_reduce; do
           run "$tool-$op" 120 compute-sanitizer --tool $tool --error-exitcode 9 "$build/mkernel" run "$op" --device cuda \
             --nodes 1 --gpus 2 --sms 8 --m 300 --n 520 --k 200 --repeat 2 --deadline 100
@@ -70,7 +73,7 @@ for part in $parts; do
           run "bench-$((i++))" 200 "$build/mkernel" bench $line
         done <<<"$MKERNEL_BENCH"
       else
-        for suite in gemm_core virtual_cluster small command_ring; do
+        for suite in gemm_core virtual_cluster small hierarchical command_ring; do
           run "bench-$suite" 1200 "$build/mkernel" bench suite $suite --json "$out/$suite-h200.json"
         done
       fi

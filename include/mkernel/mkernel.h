@@ -159,8 +159,9 @@ class World {
   const WorldOptions& options() const;
   // Makes every rank leave every call with an error that quotes `reason`. The world cannot be used afterwards.
   void abort(const std::string& reason);
-  // The last 1024 operations of a rank, one line each, oldest first; also after a failure. Empty on Device::kSim and
-  // for a rank that does not exist.
+  // The last 1024 operations of a rank, one line each, oldest first; also after a failure. On Device::kCuda an
+  // operation is a call of an operator that still exists, replays of graphs included. Empty on Device::kSim and for a
+  // rank that does not exist or runs in another process.
   std::string flight_record(int rank) const;
 
   // Memory that `rank` can work on, aligned to 256 bytes: on its GPU, or on the host. Errors: kOutOfMemory,

@@ -2,18 +2,22 @@
 
 #include <fmt/format.h>
 
+#include <span>
+
 #include "bench/row.h"
 
 namespace mkernel::bench {
 namespace {
 
 constexpr Op kOps[] = {Op::kGemmAllReduce, Op::kGemmReduceScatter, Op::kAllGatherGemm};
-constexpr LinkRule::Kind kLinks[] = {LinkRule::Kind::kScaled, LinkRule::Kind::kBalanced};
+constexpr LinkRule::Kind kBothLinks[] = {LinkRule::Kind::kScaled, LinkRule::Kind::kBalanced};
+constexpr LinkRule::Kind kScaledLink[] = {LinkRule::Kind::kScaled};
 
 // `n` and `k` are those of one rank's GEMM.
-void add(std::vector<ClusterProblem>& cases, Op op, Topology topo, std::int64_t m, std::int64_t n, std::int64_t k) {
-  for (const LinkRule::Kind link : kLinks) {
-    if (topo.nodes == 1 && link != kLinks[0]) continue;  // there is no network
+void add(std::vector<ClusterProblem>& cases, Op op, Topology topo, std::int64_t m, std::int64_t n, std::int64_t k,
+         std::span<const LinkRule::Kind> links = kBothLinks) {
+  for (const LinkRule::Kind link : links) {
+    if (topo.nodes == 1 && link != links[0]) continue;  // there is no network
     ClusterProblem problem;
     problem.topo = topo;
     problem.gemm.op = op;
@@ -52,9 +56,34 @@ std::vector<ClusterProblem> virtual_cluster_cases() {
 
 std::vector<ClusterProblem> small_cases() {
   std::vector<ClusterProblem> cases;
+  const auto add_small = [&](Op op, Topology topo, std::int64_t m, std::span<const LinkRule::Kind> links) {
+    add(cases, op, topo, m, op == Op::kAllGatherGemm ? 1024 : 8192, op == Op::kAllGatherGemm ? 8192 : 1024, links);
+  };
   for (const Op op : kOps) {
-    for (const std::int64_t m : {1, 16, 128, 512, 2048})
-      add(cases, op, {2, 4}, m, op == Op::kAllGatherGemm ? 1024 : 8192, op == Op::kAllGatherGemm ? 8192 : 1024);
+    for (const std::int64_t m : {1, 16, 128, 512, 2048}) add_small(op, {2, 4}, m, kBothLinks);
+  }
+  // Topology by topology, as each needs a division of the GPU of its own.
+  for (const Topology topo : {Topology{2, 2}, Topology{4, 2}, Topology{3, 2}, Topology{1, 8}}) {
+    for (const Op op : kOps) {
+      for (const std::int64_t m : {16, 128, 512, 2048}) add_small(op, topo, m, kScaledLink);
+    }
+  }
+  return cases;
+}
+
+std::vector<ClusterProblem> hierarchical_cases() {
+  std::vector<ClusterProblem> cases;
+  for (const Topology topo : {Topology{2, 4}, Topology{2, 2}, Topology{3, 2}, Topology{4, 2}}) {
+    for (const Op op : kOps) {
+      if (op == Op::kAllGatherGemm) {
+        add(cases, op, topo, 8192, 1024, 4096, kScaledLink);
+      } else {
+        add(cases, op, topo, 4096, 4096, 2048, kScaledLink);
+      }
+      // Decode sizes: latencies and the number of writes count, not bytes.
+      add(cases, op, topo, 128, op == Op::kAllGatherGemm ? 1024 : 8192, op == Op::kAllGatherGemm ? 8192 : 1024,
+          kScaledLink);
+    }
   }
   return cases;
 }

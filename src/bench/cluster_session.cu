@@ -1,5 +1,6 @@
 #include "bench/cluster_session.h"
 
+#include <chrono>
 #include <utility>
 
 #include "bench/nvml.h"
@@ -13,11 +14,13 @@ namespace {
 constexpr DenseGemm kWarmGemm{2048, 2048, 4096, Dtype::kBf16, false};
 constexpr int kWarmGemms = 40;
 
-Status make_rank(CudaExecutor& executor, std::int32_t number, ClusterSession::Rank& rank) {
+Status make_rank(CudaExecutor& executor, std::int32_t number, SessionStreams streams, ClusterSession::Rank& rank) {
   rank.stream = static_cast<cudaStream_t>(executor.stream(number));
-  Result<void*> urgent = executor.new_stream(number, true);
-  if (!urgent.ok()) return urgent.error();
-  rank.urgent = static_cast<cudaStream_t>(*urgent);
+  if (streams == SessionStreams::kOwnAndUrgent) {
+    Result<void*> urgent = executor.new_stream(number, true);
+    if (!urgent.ok()) return urgent.error();
+    rank.urgent = static_cast<cudaStream_t>(*urgent);
+  }
   Result<DeviceBuffer> workspace = DeviceBuffer::create(kCublasWorkspaceBytes);
   if (!workspace.ok()) return workspace.error();
   rank.cublas_workspace = std::move(*workspace);
@@ -33,7 +36,7 @@ Status make_rank(CudaExecutor& executor, std::int32_t number, ClusterSession::Ra
 
 }  // namespace
 
-Result<std::unique_ptr<ClusterSession>> ClusterSession::create(const Topology& topo, int sms) {
+Result<std::unique_ptr<ClusterSession>> ClusterSession::create(const Topology& topo, int sms, SessionStreams streams) {
   auto session = std::make_unique<ClusterSession>();
   session->topo = topo;
   session->asked_sms = sms;
@@ -69,7 +72,9 @@ Result<std::unique_ptr<ClusterSession>> ClusterSession::create(const Topology& t
   session->checker = std::move(*checker);
   for (std::int32_t r = 0; r < topo.world(); ++r) {
     session->ranks.emplace_back();
-    if (Status status = make_rank(*session->executor, r, session->ranks.back()); !status.ok()) return status.error();
+    if (Status status = make_rank(*session->executor, r, streams, session->ranks.back()); !status.ok()) {
+      return status.error();
+    }
   }
   if (Status status = session->warm_up(); !status.ok()) return status.error();
   if (Status status = session->settle("the first products of cuBLAS"); !status.ok()) return status.error();
@@ -84,7 +89,7 @@ std::vector<cudaStream_t> ClusterSession::all_streams() const {
   std::vector<cudaStream_t> streams;
   for (const Rank& rank : ranks) {
     streams.push_back(rank.stream);
-    streams.push_back(rank.urgent);
+    if (rank.urgent != nullptr) streams.push_back(rank.urgent);
   }
   return streams;
 }
@@ -116,6 +121,41 @@ Status ClusterSession::warm_up() {
     }
   }
   return Ok{};
+}
+
+Result<CallTime> ClusterSession::time(const TimedCalls& calls) {
+  const auto record = [&](TimedEvent Rank::*event) -> Status {
+    for (Rank& rank : ranks) {
+      const cudaError_t status = cudaEventRecord((rank.*event).get(), calls.ends_urgent ? rank.urgent : rank.stream);
+      if (status != cudaSuccess) return cuda_error(status, "recording an event of a benchmark");
+    }
+    return Ok{};
+  };
+  clock_sum = 0;
+  clock_samples = 0;
+  if (Status status = warm_up(); !status.ok()) return status.error();
+  if (calls.start) {
+    if (Status status = calls.start(); !status.ok()) return status.error();
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i <= calls.count; ++i) {
+    if (Status status = calls.call(); !status.ok()) return status.error();
+    if (i > 0) continue;
+    if (Status status = record(&Rank::begin); !status.ok()) return status.error();
+  }
+  const double host_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (Status status = record(&Rank::end); !status.ok()) return status.error();
+  const double patience_s = 3 * kClusterDeadlineS + 20e-6 * calls.estimate_us * calls.count;
+  if (Status status = settle(calls.name, patience_s); !status.ok()) return status.error();
+  CallTime timed;
+  for (const Rank& rank : ranks) {
+    Result<double> us = elapsed_us(rank.begin.get(), rank.end.get());
+    if (!us.ok()) return us.error();
+    timed.us += *us / calls.count / static_cast<double>(ranks.size());
+  }
+  timed.host_us = host_s * 1e6 / (calls.count + 1);
+  if (clock_samples > 0) timed.clock_mhz = static_cast<int>(clock_sum / clock_samples);
+  return timed;
 }
 
 }  // namespace mkernel::bench

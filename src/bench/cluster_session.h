@@ -2,7 +2,9 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "bench/cublas.h"
@@ -17,10 +19,27 @@ inline constexpr double kClusterDeadlineS = 10;
 // Of the contestant that overlaps a GEMM in chunks with communication.
 inline constexpr int kChunks = 4;
 
+// Calls of all ranks that are timed together.
+struct TimedCalls {
+  std::string name;
+  std::function<Status()> start;  // before the first call; may be empty
+  std::function<Status()> call;   // launches one call of all ranks
+  bool ends_urgent = false;       // the last work of a call is on the urgent streams, else on the ranks' own
+  int count = 0;
+  double estimate_us = 0;  // of one call, for the patience; 0: unknown
+};
+struct CallTime {
+  double us = 0;       // per call, mean over the ranks
+  double host_us = 0;  // per call: launching it
+  int clock_mhz = 0;   // mean while it ran; 0: unknown
+};
+
+enum class SessionStreams { kOwn, kOwnAndUrgent };
+
 struct ClusterSession {
   struct Rank {
     cudaStream_t stream = nullptr;  // the rank's own; cuBLAS runs here
-    cudaStream_t urgent = nullptr;  // of high priority, for communication beside it
+    cudaStream_t urgent = nullptr;  // of high priority, for communication beside it; null: there is none
     DeviceBuffer cublas_workspace;
     DeviceBuffer warm_c;
     std::unique_ptr<Cublas> cublas;
@@ -31,7 +50,9 @@ struct ClusterSession {
   };
 
   // Errors: as CudaExecutor::create(); kUnsupported also with more than one GPU in sight.
-  static Result<std::unique_ptr<ClusterSession>> create(const Topology& topo, int sms);
+  // Without urgent streams two sessions fit into the GPU's 32 hardware queues at once.
+  static Result<std::unique_ptr<ClusterSession>> create(const Topology& topo, int sms,
+                                                        SessionStreams streams = SessionStreams::kOwnAndUrgent);
   ~ClusterSession();
 
   std::int32_t world() const { return topo.world(); }
@@ -41,6 +62,8 @@ struct ClusterSession {
   // Some milliseconds of GEMM on every rank: whoever is timed next finds the GPU warm, its clock where a GEMM leaves
   // it, and the host a good way ahead.
   Status warm_up();
+  // count + 1 calls back to back behind a warm-up; the first one absorbs that ranks start apart.
+  Result<CallTime> time(const TimedCalls& calls);
 
   Topology topo;
   int asked_sms = 0;

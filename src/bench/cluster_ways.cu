@@ -30,19 +30,11 @@ Status launch_direct(CudaOperator* op, std::int32_t rank, const GemmArguments& a
   auto& impl = static_cast<CudaOperatorImpl&>(*op);
   Result<CudaOperatorImpl::Launch> launch = impl.prepare(rank, arguments, how.parts);
   if (!launch.ok()) return launch.error();
-  if (launch->copy_b) {
-    return bad_argument("the columns of B on a rank must be a multiple of 8 for this comparison");
-  }
-  if (launch->copy_a) {
-    const DeviceMatrix from{arguments.a.data, arguments.a.row_stride, arguments.a.col_stride, 0};
-    launch_repack(
-        {launch->call.a_matrix.data, launch->call.a_matrix.row_stride, from, arguments.a.rows, arguments.a.cols}, {},
-        stream);
-  }
+  cudaError_t status = launch_repack(launch->copy_a, launch->copy_b, stream, Overlap::kNone);
   launch->call.compute_ctas = how.compute_ctas;
   launch->kernel.kernel<<<static_cast<unsigned>(how.ctas), kThreads,
                           static_cast<std::size_t>(launch->kernel.shared_bytes), stream>>>(launch->call);
-  const cudaError_t status = cudaGetLastError();
+  if (status == cudaSuccess) status = cudaGetLastError();
   if (status != cudaSuccess) return cuda_error(status, fmt::format("launching a part of a call on rank {}", rank));
   return Ok{};
 }

@@ -2,6 +2,7 @@
 #ifndef MKERNEL_HAS_CUDA
 #include "bench/command_ring.h"
 #include "bench/gemm_core.h"
+#include "bench/hierarchy.h"
 #include "bench/virtual_cluster.h"
 
 namespace mkernel::bench {
@@ -17,6 +18,7 @@ Error no_cuda() {
 
 Result<std::unique_ptr<CoreBench>> CoreBench::create(const CoreOptions&) { return no_cuda(); }
 Result<std::unique_ptr<ClusterBench>> ClusterBench::create(const ClusterOptions&) { return no_cuda(); }
+Result<std::unique_ptr<HierarchyBench>> HierarchyBench::create(const HierarchyOptions&) { return no_cuda(); }
 Result<std::vector<RingResult>> measure_command_ring(const RingOptions&, Machine&) { return no_cuda(); }
 
 }  // namespace mkernel::bench

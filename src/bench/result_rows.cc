@@ -43,6 +43,38 @@ Json time_json(const ClusterTime& time) {
   return json;
 }
 
+Json partition_json(const Partition& p) { return {{"compute", p.compute}, {"intra", p.intra}, {"recv", p.recv}}; }
+
+Json link_json(const LinkRule& rule, const LinkRate& rate) {
+  return {{"rule", link_text(rule)},
+          {"gigabytes_per_s", rounded(rate.gigabytes_per_s, 1e3)},
+          {"latency_us", rate.latency_us}};
+}
+
+// Two rows of one comparison: times, and bytes per GPU that the network carries.
+std::vector<Row> movement_rows(const std::string& suite, const ClusterProblem& problem) {
+  const Topology flat = flat_topology(problem.topo);
+  Row time;
+  time.suite = suite;
+  time.op = op_name(problem.gemm.op);
+  time.topology = topology_text(problem.topo.nodes, problem.topo.gpus);
+  time.shape = shape_text(problem.gemm.m, problem.gemm.n, problem.gemm.k);
+  time.baseline_name = fmt::format("flat movement ({})", topology_text(flat.nodes, flat.gpus));
+  Row bytes = time;
+  bytes.unit = "bytes";
+  return {time, bytes};
+}
+
+Json movement_json(const MovementResult& result) {
+  return {{"topology", topology_text(result.topo.nodes, result.topo.gpus)},
+          {"tiling", tiling_json(result.spec)},
+          {"partition", partition_json(result.partition)},
+          {"network_bytes", rounded(result.network_bytes, 1)},
+          {"plan_bytes", result.plan_bytes},
+          {"error", result.error},
+          {"time", time_json(result.time)}};
+}
+
 Json cluster_detail(const ClusterProblem& problem, const ClusterResult& result) {
   Json times = Json::object();
   for (const ClusterTime& time : result.times) {
@@ -52,16 +84,12 @@ Json cluster_detail(const ClusterProblem& problem, const ClusterResult& result) 
   for (const ClusterResult::Swept& swept : result.sweep) {
     sweep.push_back({{"movers", swept.movers}, {"us", rounded(swept.us, kNanoseconds)}});
   }
-  const Partition& p = result.partition;
   Json detail = {{"dtype", dtype_name(result.spec.dtype)},
                  {"partial_dtype", dtype_name(result.spec.partial)},
                  {"sms", result.sms},
                  {"tiling", tiling_json(result.spec)},
-                 {"partition", {{"compute", p.compute}, {"intra", p.intra}, {"recv", p.recv}}},
-                 {"link",
-                  {{"rule", link_text(problem.link)},
-                   {"gigabytes_per_s", rounded(result.link.gigabytes_per_s, 1e3)},
-                   {"latency_us", result.link.latency_us}}},
+                 {"partition", partition_json(result.partition)},
+                 {"link", link_json(problem.link, result.link)},
                  {"wire_bytes", result.wire_bytes},
                  {"wire_us", rounded(result.wire_us, kNanoseconds)},
                  {"floor_by_wire", rounded(result.floor_by_wire_us, kNanoseconds)},
@@ -161,6 +189,43 @@ std::vector<Row> cluster_rows(const std::string& suite, const ClusterProblem& pr
     row.detail["ratios"] = rounded(comparison->ratios, kRatioSteps);
     row.detail["cublas"] = cublas_version;
     rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::vector<Row> hierarchy_rows(const std::string& suite, const ClusterProblem& problem,
+                                const HierarchyResult& result) {
+  std::vector<Row> rows = movement_rows(suite, problem);
+  const Summary ratio = summarise(result.ratios);
+  Row& time = rows[0];
+  time.ours = median(result.hierarchical.time.us);
+  time.baseline = median(result.flat.time.us);
+  time.ratio = ratio.median;
+  time.spread = ratio.spread;
+  Row& bytes = rows[1];
+  bytes.ours = result.hierarchical.network_bytes;
+  bytes.baseline = result.flat.network_bytes;
+  bytes.ratio = bytes.ours > 0 ? bytes.baseline / bytes.ours : 0;
+  for (Row& row : rows) {
+    row.detail = {{"dtype", dtype_name(problem.gemm.dtype)},
+                  {"sms", result.sms},
+                  {"link", link_json(problem.link, result.link)},
+                  {"ratios", rounded(result.ratios, kRatioSteps)},
+                  {"hierarchical", movement_json(result.hierarchical)},
+                  {"flat", movement_json(result.flat)}};
+  }
+  return rows;
+}
+
+std::vector<Row> simulated_hierarchy_rows(const ClusterProblem& problem, const SimulatedPair& pair) {
+  std::vector<Row> rows = movement_rows("sim_hierarchical", problem);
+  rows[0].ours = pair.hierarchical_us;
+  rows[0].baseline = pair.flat_us;
+  rows[1].ours = pair.hierarchical_bytes;
+  rows[1].baseline = pair.flat_bytes;
+  for (Row& row : rows) {
+    row.ratio = row.ours > 0 ? row.baseline / row.ours : 0;
+    row.detail = {{"preset", pair.preset}, {"sms", pair.sms}, {"link", link_json(problem.link, pair.link)}};
   }
   return rows;
 }

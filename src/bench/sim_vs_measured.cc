@@ -3,10 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <map>
+#include <numeric>
 #include <span>
+#include <utility>
 
 #include "exec/sim/simulator.h"
 #include "ops/gemm_spec.h"
@@ -15,8 +19,33 @@
 namespace mkernel::bench {
 namespace {
 
-constexpr int kPasses = 6;
-constexpr double kSteps[] = {0.7, 0.8, 0.9, 0.95, 0.98, 1.02, 1.05, 1.1, 1.25, 1.4};
+// The figures of a cost model that nobody could measure alone.
+struct Figure {
+  const char* name;
+  double (*get)(const CostModel&);
+  void (*set)(CostModel&, double);
+};
+#define MK_FIGURE(member)                                                                                            \
+  {                                                                                                                  \
+#member,                                                                                                         \
+        [](const CostModel& c) { return static_cast<double>(c.member); },                                            \
+                                                                       [](CostModel & c,                             \
+                                                                          double value) { assign(c.member, value); } \
+  }
+void assign(double& to, double value) { to = value; }
+void assign(Nanos& to, double value) { to = std::llround(value); }
+const Figure kFigures[] = {MK_FIGURE(gemm_efficiency), MK_FIGURE(tile_ns), MK_FIGURE(memory_bytes_per_ns),
+                           MK_FIGURE(sm_bytes_per_ns), MK_FIGURE(move_ns), MK_FIGURE(wire_bytes_per_ns),
+                           MK_FIGURE(wire_ns)};
+#undef MK_FIGURE
+constexpr std::size_t kFigureCount = std::size(kFigures);
+using Vector = std::array<double, kFigureCount>;
+
+constexpr int kSteps = 40;                // of the fit, at most
+constexpr double kDerivativeStep = 0.03;  // of a figure: a simulation is a staircase
+constexpr double kLeastGain = 1e-5;       // of the sum of squares, relative: then the fit ends
+constexpr double kFirstDamping = 1e-2;
+constexpr double kMostDamping = 1e6;
 
 Result<MeasuredCase> read_case(const nlohmann::ordered_json& json) {
   MeasuredCase measured;
@@ -59,21 +88,65 @@ Result<MeasuredCase> read_case(const nlohmann::ordered_json& json) {
   return measured;
 }
 
-// Root mean square of the logarithms of simulated / measured over the cases for calibration.
-Result<double> misfit(const std::vector<MeasuredCase>& cases, const CostModel& cost) {
-  double sum = 0;
-  int count = 0;
+// Logarithms of simulated / measured of the cases for calibration.
+Result<std::vector<double>> residuals(const std::vector<MeasuredCase>& cases, const CostModel& cost) {
+  std::vector<double> result;
   for (const MeasuredCase& measured : cases) {
     if (!measured.for_calibration) continue;
     const Result<double> us = simulated_us(measured, cost);
     if (!us.ok()) return us.error();
-    sum += std::pow(std::log(*us / measured.us), 2);
-    ++count;
+    result.push_back(std::log(*us / measured.us));
   }
-  return std::sqrt(sum / std::max(count, 1));
+  return result;
+}
+double sum_of_squares(const std::vector<double>& values) {
+  return std::inner_product(values.begin(), values.end(), values.begin(), 0.0);
 }
 
-void scale(Nanos& value, double factor) { value = std::llround(static_cast<double>(value) * factor); }
+// `start` with each figure times exp(its component).
+CostModel moved(const CostModel& start, const Vector& step) {
+  CostModel cost = start;
+  for (std::size_t i = 0; i < kFigureCount; ++i) kFigures[i].set(cost, kFigures[i].get(start) * std::exp(step[i]));
+  return cost;
+}
+
+// Solves a * x = b for a symmetric positive definite `a`, by Cholesky.
+Vector solve(std::array<Vector, kFigureCount> a, Vector b) {
+  for (std::size_t i = 0; i < kFigureCount; ++i) {
+    for (std::size_t j = 0; j <= i; ++j) {
+      double sum = a[i][j];
+      for (std::size_t k = 0; k < j; ++k) sum -= a[i][k] * a[j][k];
+      a[i][j] = i == j ? std::sqrt(std::max(sum, 1e-12)) : sum / a[j][j];
+    }
+    for (std::size_t k = 0; k < i; ++k) b[i] -= a[i][k] * b[k];
+    b[i] /= a[i][i];
+  }
+  for (std::size_t i = kFigureCount; i-- > 0;) {
+    for (std::size_t k = i + 1; k < kFigureCount; ++k) b[i] -= a[k][i] * b[k];
+    b[i] /= a[i][i];
+  }
+  return b;
+}
+
+// How the residuals change with the logarithms of the figures: one column per figure.
+Result<std::array<std::vector<double>, kFigureCount>> derivatives(const std::vector<MeasuredCase>& cases,
+                                                                  const CostModel& at) {
+  std::array<std::vector<double>, kFigureCount> columns;
+  for (std::size_t i = 0; i < kFigureCount; ++i) {
+    std::array<std::vector<double>, 2> sides;
+    for (const int side : {0, 1}) {
+      Vector step{};
+      step[i] = side == 0 ? -kDerivativeStep : kDerivativeStep;
+      Result<std::vector<double>> found = residuals(cases, moved(at, step));
+      if (!found.ok()) return found.error();
+      sides[static_cast<std::size_t>(side)] = std::move(*found);
+    }
+    for (std::size_t r = 0; r < sides[0].size(); ++r) {
+      columns[i].push_back((sides[1][r] - sides[0][r]) / (2 * kDerivativeStep));
+    }
+  }
+  return columns;
+}
 
 }  // namespace
 
@@ -119,29 +192,47 @@ Result<double> simulated_us(const MeasuredCase& measured, const CostModel& cost)
   return static_cast<double>(report.time_ns) * 1e-3;
 }
 
+// Levenberg and Marquardt: steps towards where a straight line through the derivatives says the least squares are,
+// shorter when that does not help.
 Result<CostModel> calibrate(const std::vector<MeasuredCase>& cases, CostModel start) {
-  static constexpr void (*kMoves[])(CostModel&, double) = {
-      [](CostModel& c, double f) { c.gemm_efficiency *= f; },  [](CostModel& c, double f) { scale(c.tile_ns, f); },
-      [](CostModel& c, double f) { c.gathered_tile *= f; },    [](CostModel& c, double f) { c.sm_bytes_per_ns *= f; },
-      [](CostModel& c, double f) { scale(c.move_ns, f); },     [](CostModel& c, double f) { scale(c.record_ns, f); },
-      [](CostModel& c, double f) { c.wire_bytes_per_ns *= f; }};
   CostModel best = start;
-  Result<double> least = misfit(cases, best);
-  for (int pass = 0; pass < kPasses; ++pass) {
-    for (const double step : kSteps) {
-      for (const auto move : kMoves) {
-        if (!least.ok()) return least.error();
-        CostModel tried = best;
-        move(tried, step);
-        const Result<double> found = misfit(cases, tried);
-        if (!found.ok()) return found.error();
-        if (*found >= *least) continue;
-        best = tried;
-        least = found;
+  Result<std::vector<double>> at = residuals(cases, best);
+  if (!at.ok()) return at.error();
+  double damping = kFirstDamping;
+  for (int pass = 0; pass < kSteps; ++pass) {
+    const auto columns = derivatives(cases, best);
+    if (!columns.ok()) return columns.error();
+    const double before = sum_of_squares(*at);
+    double after = before;
+    for (; damping < kMostDamping && after >= before; damping *= 4) {
+      std::array<Vector, kFigureCount> normal{};
+      Vector gradient{};
+      for (std::size_t i = 0; i < kFigureCount; ++i) {
+        const auto& column = (*columns)[i];
+        gradient[i] = -std::inner_product(column.begin(), column.end(), at->begin(), 0.0);
+        for (std::size_t j = 0; j < kFigureCount; ++j) {
+          normal[i][j] = std::inner_product(column.begin(), column.end(), (*columns)[j].begin(), 0.0);
+        }
+        normal[i][i] += damping;
       }
+      const CostModel tried = moved(best, solve(normal, gradient));
+      Result<std::vector<double>> found = residuals(cases, tried);
+      if (!found.ok()) return found.error();
+      if (sum_of_squares(*found) >= before) continue;
+      after = sum_of_squares(*found);
+      best = tried;
+      at = std::move(found);
+      damping /= 16;
     }
+    if (before - after <= kLeastGain * before) break;
   }
   return best;
+}
+
+std::string figures_text(const CostModel& cost) {
+  std::string text;
+  for (const Figure& figure : kFigures) text += fmt::format("  cost.{} = {:.4g};\n", figure.name, figure.get(cost));
+  return text;
 }
 
 Row simulated_row(const MeasuredCase& measured, double simulated_us) {

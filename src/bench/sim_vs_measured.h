@@ -34,6 +34,9 @@ Result<double> simulated_us(const MeasuredCase& measured, const CostModel& cost)
 // logarithms).
 Result<CostModel> calibrate(const std::vector<MeasuredCase>& cases, CostModel start);
 
+// The figures that calibrate() fits, as lines for the preset in exec/sim/cost_model.cc.
+std::string figures_text(const CostModel& cost);
+
 // The row that compares both; `ratio` is simulated / measured.
 Row simulated_row(const MeasuredCase& measured, double simulated_us);
 

@@ -1,7 +1,6 @@
 #include "bench/virtual_cluster.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -121,56 +120,15 @@ class ClusterRun {
 
   // --- times ---
 
-  struct Timed {
-    double us = 0;       // per call, mean over the ranks
-    double host_us = 0;  // per call
-  };
-
-  // calls + 1 calls back to back behind a warm-up; the first one absorbs that ranks start apart.
-  Result<Timed> time(const std::string& name, const std::function<Status()>& start, const std::function<Status()>& call,
-                     bool ends_urgent, int calls, double estimate_us) {
-    const auto record = [&](TimedEvent ClusterSession::Rank::*event) -> Status {
-      for (ClusterSession::Rank& rank : session_.ranks) {
-        const cudaError_t status = cudaEventRecord((rank.*event).get(), ends_urgent ? rank.urgent : rank.stream);
-        if (status != cudaSuccess) return cuda_error(status, "recording an event of a benchmark");
-      }
-      return Ok{};
-    };
-    session_.clock_sum = 0;
-    session_.clock_samples = 0;
-    if (Status status = session_.warm_up(); !status.ok()) return status.error();
-    if (start) {
-      if (Status status = start(); !status.ok()) return status.error();
-    }
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i <= calls; ++i) {
-      if (Status status = call(); !status.ok()) return status.error();
-      if (i > 0) continue;
-      if (Status status = record(&ClusterSession::Rank::begin); !status.ok()) return status.error();
-    }
-    const double host_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    if (Status status = record(&ClusterSession::Rank::end); !status.ok()) return status.error();
-    const double patience_s = 3 * kClusterDeadlineS + 20e-6 * estimate_us * calls;
-    if (Status status = session_.settle(name, patience_s); !status.ok()) return status.error();
-    Timed timed;
-    for (const ClusterSession::Rank& rank : session_.ranks) {
-      Result<double> us = elapsed_us(rank.begin.get(), rank.end.get());
-      if (!us.ok()) return us.error();
-      timed.us += *us / calls / static_cast<double>(session_.ranks.size());
-    }
-    timed.host_us = host_s * 1e6 / (calls + 1);
-    return timed;
-  }
-
-  Result<Timed> time(const Entry& e, int calls) {
-    return time(e.way.name, e.way.start, e.way.call, e.way.ends_urgent, calls, e.estimate_us);
+  Result<CallTime> time(const Entry& e, int calls) {
+    return session_.time({e.way.name, e.way.start, e.way.call, e.way.ends_urgent, calls, e.estimate_us});
   }
   int calls_for(double us, int most) const {
     return std::clamp(static_cast<int>(options_.timed_ms * 1e3 / std::max(us, 1.0)), kLeastCalls, most);
   }
 
   Status estimate(Entry& e) {
-    Result<Timed> timed = time(e, kLeastCalls);
+    Result<CallTime> timed = time(e, kLeastCalls);
     if (!timed.ok()) return timed.error();
     e.estimate_us = timed->us;
     e.time.calls = calls_for(timed->us, e.way.most_calls);
@@ -188,7 +146,7 @@ class ClusterRun {
     if (problem_.link.kind == LinkRule::Kind::kBalanced) {
       for (const char* name : {kOurGemm, kCublasGemm}) {
         Entry& e = entry(name);
-        Result<Timed> timed = time(e, e.time.calls);
+        Result<CallTime> timed = time(e, e.time.calls);
         if (!timed.ok()) return timed.error();
         gemm_us = gemm_us == 0 ? timed->us : std::min(gemm_us, timed->us);
       }
@@ -210,10 +168,10 @@ class ClusterRun {
       for (const std::size_t i : rotated_order(sums.size(), pass)) {
         const int movers = static_cast<int>(i) + 1;
         const auto call = [&] { return ways_->call_fused_with(movers); };
-        Result<Timed> first = time(name(movers), {}, call, false, kLeastCalls, 0);
+        Result<CallTime> first = session_.time({name(movers), {}, call, false, kLeastCalls, 0});
         if (!first.ok()) return first.error();
         const int calls = calls_for(2 * first->us, entry(kFused).way.most_calls);
-        Result<Timed> timed = time(name(movers), {}, call, false, calls, first->us);
+        Result<CallTime> timed = session_.time({name(movers), {}, call, false, calls, first->us});
         if (!timed.ok()) return timed.error();
         sums[i] += timed->us / kSweepPasses;
       }
@@ -232,12 +190,11 @@ class ClusterRun {
     for (int round = 0; round < options_.rounds; ++round) {
       for (const std::size_t i : rotated_order(entries_.size(), round)) {
         Entry& e = entries_[i];
-        Result<Timed> timed = time(e, e.time.calls);
+        Result<CallTime> timed = time(e, e.time.calls);
         if (!timed.ok()) return timed.error();
         e.time.us.push_back(timed->us);
         e.time.host_us = timed->host_us;
-        if (session_.clock_samples > 0)
-          e.time.clock_mhz = static_cast<int>(session_.clock_sum / session_.clock_samples);
+        if (timed->clock_mhz > 0) e.time.clock_mhz = timed->clock_mhz;
         if (round > 0) continue;
         if (Status status = check(e); !status.ok()) return status;
       }

@@ -123,7 +123,16 @@ Status Bootstrap::wait_for_all(const MeetingPoint& point) {
     return Error{kind, text};
   };
 
+  Clock::time_point next_beat = Clock::now() + kBeatPause;
   while (missing > 0) {
+    if (Clock::now() >= next_beat) {
+      // Those who are in wait for the rest, and must know that we live. Whoever cannot be written to is gone, which
+      // reading will tell.
+      for (Peer& peer : joined) {
+        if (peer.socket.open()) static_cast<void>(write_small(peer.socket, FrameType::kBeat, {}));
+      }
+      next_beat = Clock::now() + kBeatPause;
+    }
     if (Clock::now() >= end) {
       std::vector<int> absent;
       for (int rank = 1; rank < options_.size; ++rank) {
@@ -207,11 +216,17 @@ Status Bootstrap::find_rank_0(const MeetingPoint& point) {
     FrameParser parser(max_payload());
     Clock::time_point until = std::min(end, Clock::now() + kAnswer);
     bool gone = false;
+    Clock::time_point last_heard = Clock::now();
     while (!gone && Clock::now() < until) {
       pollfd entry = {socket.fd(), POLLIN, 0};
-      poll(&entry, 1, milliseconds_until(until));
+      poll(&entry, 1, milliseconds_until(std::min(until, Clock::now() + kBeatPause)));
       std::string bytes;
       gone = !read_some(socket, bytes);
+      if (!bytes.empty()) last_heard = Clock::now();
+      const double silent_s = std::chrono::duration<double>(Clock::now() - last_heard).count();
+      if (until > end && silent_s > options_.silence_s) {
+        return Error{ErrorKind::kPeerLost, fmt::format("rank 0 has given no sign of life for {:.0f} s", silent_s)};
+      }
       parser.feed(bytes);
       while (const std::optional<Frame> frame = parser.next()) {
         if (frame->type == FrameType::kRefused) {
@@ -223,8 +238,12 @@ Status Bootstrap::find_rank_0(const MeetingPoint& point) {
           why = "it was there, and then fell silent";
         } else if (frame->type == FrameType::kFailure) {
           PacketReader reader(frame->payload);
-          const std::uint32_t kind = std::min(reader.number(), static_cast<std::uint32_t>(ErrorKind::kUnsupported));
-          return Error{static_cast<ErrorKind>(kind), reader.text()};
+          const std::uint32_t kind = reader.number();
+          const std::string text = reader.text();
+          if (!reader.complete() || text.empty() || kind > static_cast<std::uint32_t>(ErrorKind::kUnsupported)) {
+            return Error{ErrorKind::kPeerLost, "rank 0 sent a message that cannot be read"};
+          }
+          return Error{static_cast<ErrorKind>(kind), text};
         } else if (frame->type == FrameType::kWelcome) {
           Peer root;
           root.rank = 0;
@@ -422,7 +441,7 @@ void Bootstrap::handle(Peer& peer, const Frame& frame) {
     case FrameType::kFailure: {
       const std::uint32_t kind = reader.number();
       const std::string text = reader.text();
-      if (!reader.complete() || kind > static_cast<std::uint32_t>(ErrorKind::kUnsupported)) {
+      if (!reader.complete() || text.empty() || kind > static_cast<std::uint32_t>(ErrorKind::kUnsupported)) {
         return lose(peer, "sent a message that cannot be read");
       }
       return fail({static_cast<ErrorKind>(kind), text}, peer.rank);

@@ -285,6 +285,40 @@ TEST(Bootstrap, ASilentProcessCountsAsLost) {
   silent.join();
 }
 
+// Rank 0 may be stopped when some have been let in and others have not come yet.
+TEST(Bootstrap, ARank0ThatFallsSilentBeforeAllAreThereCountsAsLost) {
+  const std::string job = new_job();
+  const Result<Socket> listener = listen_at(meeting_point("", job).value());
+  ASSERT_TRUE(listener.ok());
+  std::thread silent([&] {
+    Socket socket;
+    while (!socket.open()) socket = accept_from(*listener);
+    std::string accepted = encode_frame(FrameType::kAccepted);
+    EXPECT_TRUE(write_some(socket, accepted));
+    std::this_thread::sleep_for(std::chrono::seconds(4));
+  });
+  BootstrapOptions options = options_of(1, 3, job, "");
+  options.silence_s = 1;
+  const auto begin = std::chrono::steady_clock::now();
+  const Made made = Bootstrap::create(options);
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ(made.error().kind, ErrorKind::kPeerLost);
+  EXPECT_EQ(made.error().message, "rank 0 has given no sign of life for 1 s");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
+  silent.join();
+}
+
+TEST(Bootstrap, WhoWaitsForALateRankHearsOfRank0Meanwhile) {
+  const std::string job = new_job();
+  for_ranks(3, [&](std::int32_t rank) {
+    BootstrapOptions options = options_of(rank, 3, job, "");
+    options.silence_s = 2;
+    if (rank == 2) std::this_thread::sleep_for(std::chrono::seconds(4));
+    const Made made = Bootstrap::create(options);
+    EXPECT_TRUE(made.ok()) << rank << ": " << made.error().message;
+  });
+}
+
 TEST(SharedBlock, AnotherMappingSeesTheSameBytesAndAStaleTicketIsRefused) {
   SharedBlock block = std::move(SharedBlock::create(100'000)).value();
   EXPECT_EQ(block.data()[99'999], std::byte{0});
@@ -298,6 +332,10 @@ TEST(SharedBlock, AnotherMappingSeesTheSameBytesAndAStaleTicketIsRefused) {
   const SharedBlock next = std::move(SharedBlock::create(4096)).value();  // gets the same number
   EXPECT_FALSE(SharedBlock::open(ticket).ok());
   EXPECT_FALSE(SharedBlock::open("garbage").ok());
+  // A ticket is made of numbers: no path may come of it.
+  const std::string path = PacketWriter().text("1/../../dev").text("zero").text("1").text("0").bytes();
+  EXPECT_EQ(SharedBlock::open(path).error().message,
+            "a process of this host sent something else than where its memory is");
   EXPECT_EQ(block.data()[5], std::byte{7});
 }
 

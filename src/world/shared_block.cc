@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -65,6 +66,12 @@ Result<SharedBlock> SharedBlock::open(const std::string& ticket) {
   const std::string file = reader.text();
   const std::string number = reader.text();
   const std::string bytes = reader.text();
+  // Numbers, lest a path come of them that leads elsewhere.
+  for (const std::string& text : {process, file}) {
+    if (text.empty() || !std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; })) {
+      return Error{ErrorKind::kIo, "a process of this host sent something else than where its memory is"};
+    }
+  }
   const std::string path = fmt::format("/proc/{}/fd/{}", process, file);
   SharedBlock block;
   block.file_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);

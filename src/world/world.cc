@@ -236,8 +236,9 @@ const WorldOptions& World::options() const { return impl_->options; }
 void World::abort(const std::string& reason) { impl_->fail({ErrorKind::kAborted, "the world was aborted: " + reason}); }
 
 std::string World::flight_record(int rank) const {
-  if (!impl_->executor || rank < 0 || rank >= size()) return "";
-  return impl_->executor->flight_record(rank);
+  if (rank < 0 || rank >= size() || !impl_->runs(rank)) return "";
+  if (impl_->executor) return impl_->executor->flight_record(rank);
+  return impl_->cuda ? impl_->cuda->flight_record(rank) : "";
 }
 
 Result<void*> World::allocate(int rank, std::int64_t bytes) {

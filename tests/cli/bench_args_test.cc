@@ -68,11 +68,13 @@ TEST(BenchArgs, RefusesWhatTheFormDoesNotLookAt) {
   refused("bench gemm_ar --filter x", "--filter");
   refused("bench suite gemm_core --m 5", "--m");
   refused("bench suite small --partition 14,1,1", "--partition");
+  refused("bench suite sim_hierarchical --sms 16", "--sms");
+  refused("bench suite hierarchical --calibrate", "--calibrate");
 }
 
 TEST(BenchArgs, RefusesWhatCannotBeMeasured) {
   refused("bench", "gemm_core");
-  refused("bench ring_attn", "no kernel yet");
+  refused("bench ring_attn", "attention_core.py");
   refused("bench suite", "virtual_cluster");
   refused("bench suite everything", "everything");
   refused("bench gemm_core twice", "twice");

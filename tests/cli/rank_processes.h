@@ -70,7 +70,7 @@ class RankProcesses : public testing::Test {
     ranks_.assign(static_cast<std::size_t>(size), {});
     for (int rank = 0; rank < size; ++rank) {
       std::vector<std::string> args = words(line_of(rank));
-      args.insert(args.begin(), program());
+      args.insert(args.begin(), program_);
       std::vector<char*> pointers;
       for (std::string& arg : args) pointers.push_back(arg.data());
       pointers.push_back(nullptr);
@@ -134,6 +134,7 @@ class RankProcesses : public testing::Test {
     }
   }
 
+  std::string program_ = program();
   std::string start_s_ = "60";
   std::vector<Rank> ranks_;
   fs::path folder_;

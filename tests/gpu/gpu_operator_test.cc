@@ -159,7 +159,7 @@ TEST(GpuOperator, IsRightOnEdgeShapes) {
 // Tiles are few and K is long, so CTAs share tiles: the same sums whoever adds them up.
 TEST(GpuOperator, IsRightWhereKIsCutOverCtas) {
   SKIP_WITHOUT_GPU();
-  constexpr int kShapes[][3] = {{100, 96, 16384}, {1, 4096, 4096}, {129, 127, 8191}, {20, 500, 8192}};
+  constexpr int kShapes[][3] = {{100, 96, 16384}, {1, 1000, 16384}, {128, 1500, 8192}, {129, 127, 8191}, {20, 500, 8192}};
   for (const Topology& topo : {Topology{1, 1}, Topology{2, 2}}) {
     Result<World> world = World::create(gpu_options(topo.nodes, topo.gpus));
     ASSERT_TRUE(world.ok()) << world.error().message;

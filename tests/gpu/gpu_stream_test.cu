@@ -1,103 +1,29 @@
-// Streams, CUDA graphs and SMs that somebody else holds. A program of its own: 0 good, 1 wrong, 77 without a GPU.
-#include <cuda_runtime.h>
+// Streams, CUDA graphs and SMs that somebody else holds.
+#include "gpu_program.cuh"
 
-#include <cstdio>
-#include <cstring>
 #include <functional>
 #include <memory>
-#include <string>
+#include <random>
 #include <thread>
-#include <vector>
-
-#include "exec/problem.h"
-#include "mkernel/mkernel.h"
-#include "ops/gemm_spec.h"
 
 namespace {
 
 using namespace mkernel;
 
-int failures = 0;
-void expect(bool good, const std::string& what) {
-  if (good) return;
-  ++failures;
-  std::printf("WRONG: %s\n", what.c_str());
-}
-void require(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  std::printf("WRONG: %s: %s\n", what, cudaGetErrorString(status));
-  std::exit(1);
-}
-template <class T>
-T take(Result<T> result, const char* what) {
-  if (!result.ok()) {
-    std::printf("WRONG: %s: %s\n", what, result.error().message.c_str());
-    std::exit(1);
+// `calls` calls of one rank as a graph.
+cudaGraphExec_t capture(World& world, Operator& op, const Data& data, int rank, int calls) {
+  auto* const stream = static_cast<cudaStream_t>(world.stream(rank));
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
+  for (int call = 0; call < calls; ++call) {
+    expect(op.launch(rank, data.device[static_cast<std::size_t>(rank)], stream).ok(), "captured launch");
   }
-  return std::move(result).value();
-}
-
-// Integer inputs whose exact result is known, on the GPUs.
-struct Data {
-  Data(World& w, const GemmOptions& options, std::uint64_t seed)
-      : world(w),
-        problem(Plan(take(make_gpu_gemm_spec({w.options().nodes, w.options().gpus}, options, w.options().sms), "spec")),
-                seed),
-        host(problem.matrices()),
-        device(host) {
-    for (std::size_t r = 0; r < host.size(); ++r) {
-      for (auto [to, from] :
-           {std::pair{&device[r].a, &host[r].a}, {&device[r].b, &host[r].b}, {&device[r].c, &host[r].c}}) {
-        to->data = take(world.allocate(static_cast<int>(r), bytes(*from)), "allocate");
-        expect(world.copy(static_cast<int>(r), to->data, from->data, bytes(*from)).ok(), "upload");
-      }
-    }
-  }
-  ~Data() {
-    for (std::size_t r = 0; r < host.size(); ++r) {
-      for (const Matrix* m : {&device[r].a, &device[r].b, &device[r].c}) world.release(static_cast<int>(r), m->data);
-    }
-  }
-  static std::int64_t bytes(const Matrix& m) { return m.rows == 0 ? 0 : ((m.rows - 1) * m.row_stride + m.cols) * 2; }
-  void upload_c() {
-    for (std::size_t r = 0; r < host.size(); ++r) {
-      std::memset(host[r].c.data, 0xff, static_cast<std::size_t>(bytes(host[r].c)));
-      expect(world.copy(static_cast<int>(r), device[r].c.data, host[r].c.data, bytes(host[r].c)).ok(), "poison");
-    }
-  }
-  void check(const std::string& what) {
-    for (std::size_t r = 0; r < host.size(); ++r) {
-      expect(world.copy(static_cast<int>(r), host[r].c.data, device[r].c.data, bytes(host[r].c)).ok(), "download");
-    }
-    if (const auto wrong = problem.mismatch()) expect(false, what + ": " + *wrong);
-  }
-
-  World& world;
-  Problem problem;
-  std::vector<GemmArguments> host;
-  std::vector<GemmArguments> device;
-};
-
-World make_world(int nodes, int gpus, double deadline_s = 20) {
-  WorldOptions options;
-  options.device = Device::kCuda;
-  options.nodes = nodes;
-  options.gpus = gpus;
-  options.deadline_s = deadline_s;
-  return take(World::create(options), "world");
-}
-GemmOptions gemm(Op op, int m, int n, int k) {
-  GemmOptions options;
-  options.op = op;
-  options.m = m;
-  options.n = n;
-  options.k = k;
-  return options;
-}
-void sync_all(World& world) {
-  for (int r = 0; r < world.size(); ++r) {
-    require(cudaStreamSynchronize(static_cast<cudaStream_t>(world.stream(r))), "waiting for a stream");
-  }
+  require(cudaStreamEndCapture(stream, &graph), "ending a capture");
+  require(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph");
+  require(cudaGraphUpload(executable, stream), "uploading a graph");
+  require(cudaGraphDestroy(graph), "destroying a graph");
+  return executable;
 }
 
 // Two shapes are captured on every rank and replayed in turn 1000 times; the device advances the epochs.
@@ -112,19 +38,8 @@ void test_graphs(Op op) {
     data.push_back(std::make_unique<Data>(world, shapes[i], 7 + i));
     take(ops[i]->run(data[i]->device), "first run");
     for (int r = 0; r < world.size(); ++r) {
-      auto* const stream = static_cast<cudaStream_t>(world.stream(r));
-      cudaGraph_t graph = nullptr;
-      cudaGraphExec_t executable = nullptr;
-      require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
       // Three calls in one graph for the second shape.
-      for (int call = 0; call < (i == 0 ? 1 : 3); ++call) {
-        expect(ops[i]->launch(r, data[i]->device[r], stream).ok(), "captured launch");
-      }
-      require(cudaStreamEndCapture(stream, &graph), "ending a capture");
-      require(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph");
-      require(cudaGraphUpload(executable, stream), "uploading a graph");
-      require(cudaGraphDestroy(graph), "destroying a graph");
-      graphs[i].push_back(executable);
+      graphs[i].push_back(capture(world, *ops[i], *data[i], r, i == 0 ? 1 : 3));
     }
   }
   sync_all(world);
@@ -148,6 +63,65 @@ void test_graphs(Op op) {
     take(ops[i]->run(data[i]->device), "eager run after replays");
     data[i]->check("eager after graphs");
     for (cudaGraphExec_t graph : graphs[i]) require(cudaGraphExecDestroy(graph), "destroying a graph");
+  }
+}
+
+// Eager calls and graphs in any order, of every operator in two shapes, on one world. Nothing is synchronised within a
+// sequence, and calls that follow each other have other payloads.
+void test_random_sequences() {
+  constexpr int kSequences = 100;
+  constexpr int kCalls = 50;
+  struct Member {
+    std::unique_ptr<Operator> op;
+    std::unique_ptr<Data> data[3];  // the last for graphs
+    std::vector<cudaGraphExec_t> graphs;
+  };
+  World world = make_world(2, 2);
+  std::vector<Member> members;
+  for (const Op op : {Op::kAllGatherGemm, Op::kGemmReduceScatter, Op::kGemmAllReduce}) {
+    for (const GemmOptions& options : {gemm(op, 256, 264, 320), gemm(op, 40, 512, 192)}) {
+      Member& made = members.emplace_back();
+      made.op = std::make_unique<Operator>(take(Operator::create(world, options), "operator"));
+      for (std::uint64_t i = 0; i < 3; ++i) {
+        made.data[i] = std::make_unique<Data>(world, options, 3 * members.size() + i);
+        made.data[i]->upload_c();
+        take(made.op->run(made.data[i]->device), "first run");
+      }
+      for (int r = 0; r < world.size(); ++r) {
+        made.graphs.push_back(capture(world, *made.op, *made.data[2], r, 1 + static_cast<int>(members.size()) % 3));
+      }
+    }
+  }
+  sync_all(world);
+  std::mt19937 random(1);
+  for (int sequence = 0; sequence < kSequences; ++sequence) {
+    for (int call = 0; call < kCalls; ++call) {
+      Member& chosen = members[random() % members.size()];
+      const unsigned payload = random() % 3;
+      for (int r = 0; r < world.size(); ++r) {
+        const auto rank = static_cast<std::size_t>(r);
+        if (payload == 2) {
+          require(cudaGraphLaunch(chosen.graphs[rank], static_cast<cudaStream_t>(world.stream(r))), "replaying");
+        } else {
+          expect(chosen.op->launch(r, chosen.data[payload]->device[rank]).ok(), "launch");
+        }
+      }
+    }
+    sync_all(world);
+    // Those that were not called have what they had before.
+    for (Member& member : members) {
+      for (auto& data : member.data) data->check("sequence " + std::to_string(sequence));
+    }
+    if (sequence % 10 != 9) continue;
+    for (Member& member : members) {
+      for (auto& data : member.data) {
+        data->upload_c();
+        take(member.op->run(data->device), "a run after sequences");
+      }
+    }
+  }
+  for (Member& member : members) {
+    for (cudaGraphExec_t graph : member.graphs) require(cudaGraphExecDestroy(graph), "destroying a graph");
   }
 }
 
@@ -228,22 +202,18 @@ void test_opposite_orders() {
 }  // namespace
 
 int main() {
-  WorldOptions probe;
-  probe.device = Device::kCuda;
-  if (const Result<World> world = World::create(probe);
-      !world.ok() && world.error().kind == ErrorKind::kUnsupported) {
-    std::printf("skipped: %s\n", world.error().message.c_str());
-    return 77;
-  }
+  if (const int code = no_gpu()) return code;
   const struct {
     const char* name;
     std::function<void()> run;
   } tests[] = {{"graphs, gemm_all_reduce", [] { test_graphs(Op::kGemmAllReduce); }},
                {"graphs, gemm_reduce_scatter", [] { test_graphs(Op::kGemmReduceScatter); }},
                {"graphs, all_gather_gemm", [] { test_graphs(Op::kAllGatherGemm); }},
+               {"random sequences", test_random_sequences},
                {"1 SM held", [] { test_held_sms(1); }},
                {"2 SMs held", [] { test_held_sms(2); }},
                {"half of the SMs held", [] { test_held_sms(66); }},
+               {"all but one SM held", [] { test_held_sms(131); }},
                {"all SMs held", [] { test_held_sms(132); }},
                {"two streams", test_two_streams},
                {"opposite orders", test_opposite_orders}};

@@ -65,8 +65,8 @@ __device__ __forceinline__ void leave_attention_warp(const AttentionCall& call, 
   fence_acquire_sys();     // order: what the flags vouch for comes before the call's end
   for (std::int32_t i = static_cast<std::int32_t>(lane); i < rank.lanes; i += 32) rank.heads[i].next = 0;
   if (lane == 0) {
-    rank.control->times[epoch.parity].end = global_time_ns();
-    rank.control->times[epoch.parity ^ 1] = {};  // the next run's
+    rank.control->of(epoch_number).end = global_time_ns();
+    rank.control->of(epoch_number + 1) = {};
     rank.control->epoch = epoch_number;
   }
 }
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_kernel(const _
   if (threadIdx.x == 0) {
     s.epoch = ld_relaxed_gpu(&call.rank.control->epoch) + 1;
     init_attention_thread(s);
-    if (blockIdx.x == 0) call.rank.control->times[s.epoch & 1].start = global_time_ns();
+    if (blockIdx.x == 0) call.rank.control->of(s.epoch).start = global_time_ns();
   }
   // order: the barriers and the epoch, before every role.
   __syncthreads();
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_kernel(const _
     give_registers_wg<Config::kServiceRegisters>();
     constexpr int kCompute = static_cast<int>(Role::kCompute);
     if (warp == 0) {
-      DeviceTimes& times = call.rank.control->times[epoch.parity];
+      DeviceTimes& times = call.rank.control->of(s.epoch);
       if (blockIdx.x == 0 && threadIdx.x == 0) times.first[kCompute] = global_time_ns();
       AttentionProducer<Config>{call, s, epoch}.run_warp();
       if (threadIdx.x == 0) times.last[kCompute] = global_time_ns();  // whoever is last

@@ -181,7 +181,7 @@ struct AttentionMover {
     }
   }
   __device__ void note_time_thread(const DeviceTask& task) const {
-    DeviceTimes& times = call.rank.control->times[epoch.parity];
+    DeviceTimes& times = call.rank.control->of(s.epoch);
     const std::uint64_t now = global_time_ns();
     if ((task.marks & kFirstOfLane) != 0) times.first[task.role_lane & 3] = now;
     if ((task.marks & kLastOfLane) != 0) times.last[task.role_lane & 3] = now;
@@ -240,7 +240,7 @@ struct AttentionSender {
     record.task = static_cast<std::uint32_t>(task.row);
     const std::uint64_t begin = global_time_ns();
     if (push_record(call.rank.rings[node], encode(record), begin + call.rank.deadline_ns, &call.rank.control->abort)) {
-      DeviceTimes& times = call.rank.control->times[epoch.parity];
+      DeviceTimes& times = call.rank.control->of(s.epoch);
       times.last[static_cast<int>(Role::kSend)] = begin;
       if (times.first[static_cast<int>(Role::kSend)] == 0) times.first[static_cast<int>(Role::kSend)] = begin;
       return true;

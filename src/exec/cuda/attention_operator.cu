@@ -161,17 +161,15 @@ Status take_tensors(const Plan& plan, std::int32_t rank, const AttentionArgument
   return Ok{};
 }
 
-Status upload_ends(const Plan& plan, const AttentionArguments& arguments, const AttentionCall& call,
-                   cudaStream_t stream) {
-  if (!plan.spec().attention.packed) return Ok{};
+cudaError_t upload_ends(const Plan& plan, const AttentionArguments& arguments, const AttentionCall& call,
+                        cudaStream_t stream) {
+  if (!plan.spec().attention.packed) return cudaSuccess;
   const std::size_t bytes = (static_cast<std::size_t>(arguments.sequences) + 1) * sizeof(std::int32_t);
   const auto copy = [&](const std::int32_t* to, const std::int32_t* from) {
     return cudaMemcpyAsync(const_cast<std::int32_t*>(to), from, bytes, cudaMemcpyHostToDevice, stream);
   };
-  cudaError_t status = copy(call.ends_q, arguments.cu_seqlens_q);
-  if (status == cudaSuccess) status = copy(call.ends_k, arguments.cu_seqlens_k);
-  if (status != cudaSuccess) return cuda_error(status, "copying the ends of packed sequences");
-  return Ok{};
+  const cudaError_t status = copy(call.ends_q, arguments.cu_seqlens_q);
+  return status != cudaSuccess ? status : copy(call.ends_k, arguments.cu_seqlens_k);
 }
 
 }  // namespace mkernel

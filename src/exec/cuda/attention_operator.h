@@ -36,7 +36,7 @@ Status fill_attention(const Plan& plan, std::int32_t rank, const AttentionTable&
 Status take_tensors(const Plan& plan, std::int32_t rank, const AttentionArguments& arguments, AttentionCall& call);
 
 // Copies the ends of packed sequences to where `call` has them, in the order of `stream`.
-Status upload_ends(const Plan& plan, const AttentionArguments& arguments, const AttentionCall& call,
-                   cudaStream_t stream);
+cudaError_t upload_ends(const Plan& plan, const AttentionArguments& arguments, const AttentionCall& call,
+                        cudaStream_t stream);
 
 }  // namespace mkernel

@@ -2,7 +2,7 @@
 //
 // A compute task of the plan is a pair (step, tile): which keys come step-th is the same for all tiles. So the device
 // holds the two factors, and each CTA a list of the tiles that are its own from their first step to their last
-// (docs/decisions/0011-ring-attention-on-gpus.md). Copies and network writes are rows of their own.
+// (docs/decisions/0013-ring-attention-on-gpus.md). Copies and network writes are rows of their own.
 #pragma once
 #include <cstdint>
 

@@ -14,9 +14,9 @@ struct Consumer {
 
   const DeviceCall& call;
   SharedMemory<Tile>& s;
-  const EpochView epoch;
   const int wg;      // 0 or 1
   const int thread;  // 0..255, of both warpgroups
+  EpochView epoch{};
   RingPosition<Tile::kStages> stage{0, 0};
   RingPosition<2> out{0, 1};
 
@@ -24,7 +24,7 @@ struct Consumer {
     float acc[kCols / 2];           // (64, BN) over the warpgroup, as wgmma lays it out
     std::uint32_t held[kCols / 4];  // the last tile's results, packed in the same order
     bool holding = false;
-    const Mover<Tile, T> mover{call, s, epoch, thread};
+    bool begun = false;
     RingPosition<kTaskRing> at;
     for (bool more = true; more; at.advance()) {
       s.ring_full[at.slot].wait(at.phase);
@@ -34,17 +34,22 @@ struct Consumer {
         // be under way at a time (ptxas' C7518).
         const std::int32_t blocks = __shfl_sync(0xffffffffu, task.part.blocks, 0);
         multiply(acc, held, holding, blocks);
-        bool complete = true;
+        bool complete = begin(begun);
         if constexpr (Tile::kHasParts) {
           const std::int32_t parts = __shfl_sync(0xffffffffu, std::int32_t{task.part.count}, 0);
-          complete = parts == 1 || add_parts(task, acc);
+          complete = complete && (parts == 1 || add_parts(task, acc));
         }
-        const bool boxed = is_boxed(call, task);
-        holding = complete && boxed && Tile::stores(wg);
+        const bool tensor = is_boxed(call, task) && is_tensor(call, task);
+        holding = complete && tensor && Tile::stores(wg);
         if (holding) {
           pack(acc, held);
-        } else if (complete && !boxed) {
-          store_fp32(task, acc);
+        } else if (complete && !tensor) {
+          if (!is_boxed(call, task)) {
+            store_fp32(task, acc);
+          } else if (Tile::stores(wg)) {
+            write_boxes(task, acc);
+          }
+          report();
         }
       } else {
         if (holding) {
@@ -52,11 +57,12 @@ struct Consumer {
           for (int box = 0; box < Tile::kBoxes; ++box) put_box(box, held);
         }
         holding = false;
+        const bool counts = begin(begun);
         if (task.action == DeviceAction::kMove) {
-          mover.move(task, stage);
+          Mover<Tile, T>{call, s, epoch, thread}.move(task, stage);
           report();
         }
-        if (task.action == DeviceAction::kGemm) store_zeros(task);  // K is 0
+        if (task.action == DeviceAction::kGemm && counts) store_zeros(task);  // K is 0
         more = task.action != DeviceAction::kExit;
       }
       release_warp(s.ring_empty[at.slot]);
@@ -64,6 +70,15 @@ struct Consumer {
   }
 
  private:
+  // False if this is the first task and does not count.
+  __device__ __forceinline__ bool begin(bool& begun) {
+    if (begun) return true;
+    begun = true;
+    s.begun.wait(0);
+    epoch = EpochView(s.epoch);
+    return s.first_counts;
+  }
+
   // acc = A * B of this warpgroup's rows of the tile and `blocks` (at least 1) of K; the held tile is stored on the
   // way.
   __device__ __forceinline__ void multiply(float (&acc)[kCols / 2], const std::uint32_t (&held)[kCols / 4],
@@ -118,7 +133,7 @@ struct Consumer {
   // Starts the multiplications of the current stage's block, and returns its slot.
   __device__ __forceinline__ std::uint32_t start_block(float (&acc)[kCols / 2], bool add) {
     const std::uint32_t slot = stage.slot;
-    s.full[slot].wait(stage.phase);
+    if (!planted(Fault::kNoLoadWait)) s.full[slot].wait(stage.phase);
     const std::uint32_t base = shared_address(s.stages[slot]);
     const std::uint64_t a = operand_descriptor<Major::kK>(base + Tile::first_row(wg) * 128);
     const std::uint64_t b = operand_descriptor<kMajorB>(base + Tile::kABytes);
@@ -156,11 +171,12 @@ struct Consumer {
   __device__ __forceinline__ bool add_parts(DeviceTask& task, float (&acc)[kCols / 2]) {
     constexpr int kGroups = kCols / 8;  // of four accumulators: those of 8 columns, 2 rows
     constexpr int kAtOnce = 8;
-    const TilePart part = task.part;
+    TilePart part = task.part;
+    if (planted(Fault::kPartOrder)) part.number = part.count - 1 - part.number;
     const std::int32_t first_row = Tile::first_row(wg) + threadIdx.x / 32 % 4 * 16;  // of this warp
     const int groups = Tile::stores(wg) && first_row < task.rows ? (task.cols + 7) / 8 : 0;
     float4* const g_first = reinterpret_cast<float4*>(call.rank.part_sums) +
-                            std::int64_t{part.slot} * part.count * kGroups * kConsumerThreads + thread;
+                            std::int64_t{part.slot} * kGroups * kConsumerThreads + thread;
     float4* const g_own = g_first + part.number * kGroups * kConsumerThreads;
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
@@ -171,7 +187,7 @@ struct Consumer {
     if (thread == 0) {
       // order: the parts' sums come before the count, and whoever sees it full sees all of them.
       task.complete = atom_add_acq_rel_gpu(&call.rank.parts_done[part.slot], 1) + 1 == part.count;
-      if (task.complete) call.rank.parts_done[part.slot] = 0;
+      if (task.complete && !planted(Fault::kPartsKept)) call.rank.parts_done[part.slot] = 0;
     }
     named_barrier_sync(kConsumerBarrier, kConsumerThreads);
     const bool complete = task.complete;
@@ -181,15 +197,16 @@ struct Consumer {
     for (int begin = 0; begin < kGroups; begin += kAtOnce) {
       if (begin >= groups) continue;
       float4 sum[kAtOnce] = {};
-      const float4* g_part = g_first + begin * kConsumerThreads;
-      for (int p = 0; p < part.count; ++p, g_part += kGroups * kConsumerThreads) {
-        float4 next[kAtOnce];
+      const auto load = [&](int p, float4(&next)[kAtOnce]) {
+        const float4* g_part = g_first + (std::int64_t{p} * kGroups + begin) * kConsumerThreads;
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const float* own = &acc[4 * (begin + i)];
           next[i] =
               p == part.number ? float4{own[0], own[1], own[2], own[3]} : ld_relaxed_gpu(g_part + i * kConsumerThreads);
         }
+      };
+      const auto add = [&](int p, const float4(&next)[kAtOnce]) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           sum[i].x = p == 0 ? next[i].x : sum[i].x + next[i].x;
@@ -197,6 +214,15 @@ struct Consumer {
           sum[i].z = p == 0 ? next[i].z : sum[i].z + next[i].z;
           sum[i].w = p == 0 ? next[i].w : sum[i].w + next[i].w;
         }
+      };
+      // Two parts are on their way together.
+      for (int p = 0; p < part.count; p += 2) {
+        float4 one[kAtOnce];
+        float4 other[kAtOnce];
+        load(p, one);
+        load(min(p + 1, part.count - 1), other);
+        add(p, one);
+        if (p + 1 < part.count) add(p + 1, other);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -220,20 +246,95 @@ struct Consumer {
   // Hands 64 columns of the held tile to the store warp: (64, 64) in 128-byte swizzle, 16 rows by each warp.
   __device__ __forceinline__ void put_box(int box, const std::uint32_t (&held)[kCols / 4]) {
     s.unstaged[wg][out.slot].wait(out.phase);
-    const std::uint32_t lane = threadIdx.x % 32;
-    const std::uint32_t matrix = lane / 8;
-    const std::uint32_t row = matrix % 2 * 8 + lane % 8;
-    const std::uint32_t warp_base = shared_address(s.staging[wg][out.slot]) + threadIdx.x / 32 % 4 * 2048;
+    std::uint32_t words[16];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {  // 16 columns each
-      const std::uint32_t chunk = (j * 2 + matrix / 2) ^ (row & 7);
-      const int first = (box * 8 + j * 2) * 2;
-      store_matrix_x4(warp_base + row * 128 + chunk * 16, held[first], held[first + 1], held[first + 2],
-                      held[first + 3]);
-    }
+    for (int i = 0; i < 16; ++i) words[i] = held[box * 16 + i];
+    stage_warp(words);
     fence_shared_to_async();
     release_warp(s.staged[wg][out.slot]);
     out.advance();
+  }
+
+  // This warp's part of a box: `words` are its packed results, four for each 16 columns.
+  __device__ __forceinline__ void stage_warp(const std::uint32_t (&words)[16]) {
+    const std::uint32_t lane = threadIdx.x % 32;
+    const std::uint32_t matrix = lane / 8;
+    const std::uint32_t row = matrix % 2 * 8 + lane % 8;
+    const std::uint32_t address = shared_address(warp_staging()) + row * 128;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const std::uint32_t chunk = (j * 2 + matrix / 2) ^ (row & 7);
+      store_matrix_x4(address + chunk * 16, words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3]);
+    }
+  }
+  __device__ __forceinline__ std::byte* warp_staging() {
+    return s.staging[wg][out.slot] + threadIdx.x / 32 % 4 * 2048;
+  }
+
+  // A tile that TMA cannot store (odd pitch, or it ends within a box), box by box through this warp's own staging.
+  __device__ __forceinline__ void write_boxes(const DeviceTask& task, const float (&acc)[kCols / 2]) {
+    const TileTarget target(call, epoch, task);
+    const std::int32_t row0 = Tile::first_row(wg) + threadIdx.x / 32 % 4 * 16;
+    const std::int32_t rows = min(16, task.rows - row0);
+    s.unstaged[wg][out.slot].wait(out.phase);  // the store warp has done with what was there
+#pragma unroll
+    for (int box = 0; box < Tile::kBoxes; ++box) {
+      const std::int32_t cols = min(64, task.cols - planted(Fault::kClippedShort) - box * 64);
+      if (rows <= 0 || cols <= 0) break;
+      std::uint32_t words[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) words[i] = pack_pair(acc[box * 32 + 2 * i], acc[box * 32 + 2 * i + 1], T{});
+      stage_warp(words);
+      __syncwarp();
+      auto* g_box = target.template at<std::uint16_t>(row0, box * 64);
+      if (target.col_stride == 1) {
+        write_rows_warp(g_box, target.row_stride, rows, cols);
+      } else {
+        write_elements_warp(g_box, target, rows, cols);
+      }
+      __syncwarp();  // all have read the box
+    }
+  }
+  // Two elements per thread and row, those that share a word of memory.
+  __device__ __forceinline__ void write_rows_warp(std::uint16_t* g_box, std::int64_t row_stride, std::int32_t rows,
+                                                  std::int32_t cols) {
+    constexpr int kAtOnce = 8;
+    const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+    const std::byte* s_word = warp_staging() + lane % 4 * 4;
+    for (std::int32_t base = 0; base < rows; base += kAtOnce) {
+      std::uint32_t pairs[kAtOnce];
+      std::uint32_t shifted[kAtOnce];
+#pragma unroll
+      for (std::int32_t r = 0; r < kAtOnce; ++r) {
+        pairs[r] = *reinterpret_cast<const std::uint32_t*>(s_word + (base + r) * 128 + ((lane / 4) ^ r) * 16);
+      }
+#pragma unroll
+      for (std::int32_t r = 0; r < kAtOnce; ++r) {
+        shifted[r] = __funnelshift_r(pairs[r], __shfl_down_sync(0xffffffffu, pairs[r], 1), 16);
+      }
+#pragma unroll
+      for (std::int32_t r = 0; r < kAtOnce; ++r) {
+        const bool odd = (reinterpret_cast<std::uintptr_t>(g_box) & 2) != 0;
+        const bool inside = base + r < rows;
+        const std::int32_t col = 2 * lane + (odd ? 1 : 0);
+        const std::uint32_t pair = odd ? shifted[r] : pairs[r];
+        if (inside && odd && lane == 0) g_box[0] = static_cast<std::uint16_t>(pairs[r]);
+        if (inside && col + 1 < cols) *reinterpret_cast<std::uint32_t*>(g_box + col) = pair;
+        if (inside && col + 1 == cols) g_box[col] = static_cast<std::uint16_t>(pair);
+        g_box += row_stride;
+      }
+    }
+  }
+  // Any strides, one element per thread: 16 rows of two columns.
+  __device__ __forceinline__ void write_elements_warp(std::uint16_t* g_box, const TileTarget& target,
+                                                      std::int32_t rows, std::int32_t cols) {
+    const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+    const std::int32_t row = lane % 16;
+    const std::byte* s_row = warp_staging() + row * 128;
+    for (std::int32_t col = lane / 16; col < cols && row < rows; col += 2) {
+      g_box[row * target.row_stride + col * target.col_stride] =
+          *reinterpret_cast<const std::uint16_t*>(s_row + ((col / 8) ^ (row & 7)) * 16 + col % 8 * 2);
+    }
   }
 
   // Tells the store warp that this warpgroup's results are in global memory, or what has become of a part.
@@ -255,7 +356,6 @@ struct Consumer {
       const std::int32_t col = col0 + i / 4 * 8 + i % 2;
       if (Tile::stores(wg) && row < task.rows && col < task.cols) *target.at<float>(row, col) = acc[i];
     }
-    report();
   }
   __device__ void store_zeros(const DeviceTask& task) {
     const TileTarget target(call, epoch, task);

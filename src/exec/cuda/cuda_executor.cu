@@ -16,7 +16,10 @@
 #include "exec/cuda/cuda_network.h"
 #include "exec/cuda/cuda_operator.h"
 #include "exec/cuda/driver.h"
+#include "exec/cuda/flight_text.h"
 #include "exec/cuda/format.h"
+#include "exec/cuda/launch.h"
+#include "exec/cuda/pinned_memory.h"
 #include "exec/cuda/staged_network.h"
 #include "exec/cuda/support_kernels.h"
 #include "exec/host/doorbell.h"
@@ -65,6 +68,7 @@ class Executor : public CudaExecutor {
   Status launch_signals(CudaOperator* op, std::int32_t rank, const Arguments& arguments, void* stream) override;
   Status wait(CudaOperator* op, std::int32_t rank) override;
   Result<DeviceTimes> times(CudaOperator* op, std::int32_t rank) override;
+  std::string flight_record(std::int32_t rank) override;
   std::int64_t network_bytes(const CudaOperator* op) const override;
   HeapMemory network_heap(const CudaOperator* op) const override { return network_->open_heap(op->number()); }
   void fail(Error error) override;
@@ -89,15 +93,18 @@ class Executor : public CudaExecutor {
   };
 
   Status allow_shared_memory();
+  Status start_flight_records();
+  bool read_control(std::int32_t rank, const DeviceControl* from);
   Status start_network();
   Status check_operator(const CudaOperatorConfig& config) const;
   // Our ranks' place in the log: that of processes knows one only.
   std::int32_t log_rank(std::int32_t rank) const { return options_.own_rank < 0 ? rank : 0; }
   Status check_launch(CudaOperatorImpl& op, std::int32_t rank);
-  void start_gemm(CudaOperatorImpl& op, std::int32_t rank, const GemmArguments& arguments,
-                  const CudaOperatorImpl::Launch& launch, std::uint32_t parts, cudaStream_t stream);
-  static Status start_attention(CudaOperatorImpl& op, const AttentionArguments& arguments,
-                                const CudaOperatorImpl::Launch& launch, const VirtualGpu& gpu, cudaStream_t stream);
+  static cudaError_t start_gemm(CudaOperatorImpl& op, const Matrix& c, const CudaOperatorImpl::Launch& launch,
+                                std::uint32_t parts, const VirtualGpu& gpu, cudaStream_t stream);
+  static cudaError_t start_attention(CudaOperatorImpl& op, const AttentionArguments& arguments,
+                                     const CudaOperatorImpl::Launch& launch, const VirtualGpu& gpu,
+                                     cudaStream_t stream);
   std::string name_of(const CudaOperatorImpl& op) const;
   void watch();
   void check_mailbox(CudaOperatorImpl& op, std::int32_t rank);
@@ -120,6 +127,11 @@ class Executor : public CudaExecutor {
   std::array<std::string, kMaxCudaOperators> names_;
   std::uint32_t operator_count_ = 0;
 
+  // For flight records: memory taken and streams made beforehand, since a hanging kernel would hold up both.
+  PinnedMemory read_memory_;  // a DeviceControl
+  std::vector<cudaStream_t> read_streams_;
+  bool read_hangs_ = false;  // a copy into it is still under way
+
   std::atomic<bool> stop_{false};
   std::thread watcher_;
 };
@@ -133,6 +145,7 @@ Status Executor::start() {
     return cuda_error(status, "allocating mailboxes in host memory");
   }
   for (std::size_t i = 0; i < boxes; ++i) mailboxes_[i] = {};
+  if (Status status = start_flight_records(); !status.ok()) return status;
   if (options_.topo.nodes > 1) {
     if (Status status = start_network(); !status.ok()) return status;
   }
@@ -179,8 +192,8 @@ Executor::~Executor() {
 
 Status Executor::allow_shared_memory() {
   const auto allow = [](const auto& entry) -> Status {
-    const cudaError_t status = cudaFuncSetAttribute(
-        reinterpret_cast<const void*>(entry.kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
+    const cudaError_t status = cudaFuncSetAttribute(reinterpret_cast<const void*>(entry.kernel),
+                                                    cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
     if (status == cudaSuccess) return Ok{};
     return cuda_error(status, fmt::format("reserving {} bytes of shared memory", entry.shared_bytes));
   };
@@ -224,7 +237,7 @@ Status Executor::check_operator(const CudaOperatorConfig& config) const {
     return bad_argument(fmt::format(
         "this world has made {} operators, and no world can make more: create another world", kMaxCudaOperators));
   }
-  const std::int64_t wanted = CudaOperatorImpl::bytes_needed(config, ranks_.front());
+  const std::int64_t wanted = CudaOperatorImpl::bytes_needed(config, ranks_.front(), gpus_->rank(ranks_.front()).sms);
   if (const std::int64_t available = free_memory(); wanted > available) {
     return Error{ErrorKind::kOutOfMemory,
                  fmt::format("{} of {} needs {} bytes of GPU memory per rank, and {} are available", op_name(spec.op),
@@ -311,36 +324,27 @@ Status Executor::check_launch(CudaOperatorImpl& op, std::int32_t rank) {
   return Ok{};
 }
 
-void Executor::start_gemm(CudaOperatorImpl& op, std::int32_t rank, const GemmArguments& arguments,
-                          const CudaOperatorImpl::Launch& launch, std::uint32_t parts, cudaStream_t stream) {
-  const Plan::Extent a = op.plan().a_extent(rank);
-  const Plan::Extent b = op.plan().b_extent(rank);
-  Repack copy_a;
-  Repack copy_b;
-  if (launch.copy_a) {
-    const DeviceMatrix from{arguments.a.data, arguments.a.row_stride, arguments.a.col_stride, 0};
-    copy_a = {launch.call.a_matrix.data, launch.call.a_matrix.row_stride, from, a.rows, a.cols};
-  }
-  if (launch.copy_b) {
-    const DeviceMatrix from{arguments.b.data, arguments.b.row_stride, arguments.b.col_stride, 0};
-    copy_b = {op.rank(rank).memory.data() + op.rank(rank).at.b_copy, ceil_div(b.cols, 8) * 8, from, b.rows, b.cols};
-  }
-  launch_repack(copy_a, copy_b, stream);
-  launch.kernel.kernel<<<static_cast<unsigned>(gpus_->rank(rank).sms), kThreads, static_cast<std::size_t>(launch.kernel.shared_bytes),
-                         stream>>>(launch.call);
+cudaError_t Executor::start_gemm(CudaOperatorImpl& op, const Matrix& c, const CudaOperatorImpl::Launch& launch,
+                                 std::uint32_t parts, const VirtualGpu& gpu, cudaStream_t stream) {
+  const Overlap overlap = op.plan().topo().world() == 1 ? Overlap::kPrevious : Overlap::kNone;
+  cudaError_t status = launch_repack(launch.copy_a, launch.copy_b, stream, overlap);
+  if (status != cudaSuccess) return status;
+  status = mkernel::launch(launch.kernel.kernel, static_cast<unsigned>(gpu.sms), kThreads,
+                           static_cast<std::size_t>(launch.kernel.shared_bytes), stream, overlap, launch.call);
   if (launch.deliver_c && (parts & kPartLast) != 0) {
-    const Matrix& c = arguments.c;
     launch_deliver(device_matrix(c), launch.call.c_matrix, c.rows, c.cols, stream);
   }
+  return status;
 }
 
-Status Executor::start_attention(CudaOperatorImpl& op, const AttentionArguments& arguments,
-                                 const CudaOperatorImpl::Launch& launch, const VirtualGpu& gpu, cudaStream_t stream) {
-  if (Status copied = upload_ends(op.plan(), arguments, launch.attention_call, stream); !copied.ok()) return copied;
+cudaError_t Executor::start_attention(CudaOperatorImpl& op, const AttentionArguments& arguments,
+                                      const CudaOperatorImpl::Launch& launch, const VirtualGpu& gpu,
+                                      cudaStream_t stream) {
+  const cudaError_t status = upload_ends(op.plan(), arguments, launch.attention_call, stream);
+  if (status != cudaSuccess) return status;
   const AttentionEntry& entry = launch.attention_kernel;
-  entry.kernel<<<static_cast<unsigned>(gpu.sms), kAttentionThreads, static_cast<std::size_t>(entry.shared_bytes),
-                 stream>>>(launch.attention_call);
-  return Ok{};
+  return mkernel::launch(entry.kernel, static_cast<unsigned>(gpu.sms), kAttentionThreads,
+                         static_cast<std::size_t>(entry.shared_bytes), stream, Overlap::kNone, launch.attention_call);
 }
 
 Status Executor::launch(CudaOperator* base, std::int32_t rank, const Arguments& arguments, void* user_stream,
@@ -371,14 +375,11 @@ Status Executor::launch(CudaOperator* base, std::int32_t rank, const Arguments& 
   }
   if (network_ && !capturing) network_->wake();
   if (op.is_attention()) {
-    if (Status started = start_attention(op, std::get<AttentionArguments>(arguments), launch, gpu, stream);
-        !started.ok()) {
-      return started;
-    }
+    status = start_attention(op, std::get<AttentionArguments>(arguments), launch, gpu, stream);
   } else {
-    start_gemm(op, rank, std::get<GemmArguments>(arguments), launch, parts, stream);
+    status = start_gemm(op, std::get<GemmArguments>(arguments).c, launch, parts, gpu, stream);
   }
-  status = cudaGetLastError();
+  if (const cudaError_t other = cudaGetLastError(); status == cudaSuccess) status = other;
   if (status == cudaSuccess && !capturing) {
     CudaOperatorImpl::Rank& self = op.rank(rank);
     status = cudaEventRecord(self.done, stream);
@@ -395,8 +396,7 @@ Status Executor::launch(CudaOperator* base, std::int32_t rank, const Arguments& 
   return Ok{};
 }
 
-Status Executor::launch_signals(CudaOperator* base, std::int32_t rank, const Arguments& arguments,
-                                void* user_stream) {
+Status Executor::launch_signals(CudaOperator* base, std::int32_t rank, const Arguments& arguments, void* user_stream) {
   auto& op = static_cast<CudaOperatorImpl&>(*base);
   const VirtualGpu& gpu = gpus_->rank(rank);
   auto* const stream = user_stream != nullptr ? static_cast<cudaStream_t>(user_stream) : gpu.stream;
@@ -432,10 +432,63 @@ Status Executor::wait(CudaOperator* base, std::int32_t rank) {
 }
 
 Result<DeviceTimes> Executor::times(CudaOperator* base, std::int32_t rank) {
-  DeviceControl control;
   const DeviceControl* from = static_cast<CudaOperatorImpl&>(*base).rank(rank).device.control;
-  if (Status status = copy(rank, &control, from, sizeof(control)); !status.ok()) return status.error();
-  return control.times[control.epoch & 1];
+  std::uint64_t epoch = 0;
+  DeviceTimes times;
+  if (Status status = copy(rank, &epoch, &from->epoch, sizeof(epoch)); !status.ok()) return status.error();
+  if (Status status = copy(rank, &times, &from->of(epoch), sizeof(times)); !status.ok()) return status.error();
+  return times;
+}
+
+// --- flight records ---
+
+Status Executor::start_flight_records() {
+  Result<PinnedMemory> memory = PinnedMemory::create(sizeof(DeviceControl));
+  if (!memory.ok()) return memory.error();
+  read_memory_ = std::move(*memory);
+  read_streams_.resize(static_cast<std::size_t>(options_.topo.world()));
+  for (const std::int32_t rank : ranks_) {
+    Result<cudaStream_t> stream = gpus_->new_stream(rank, false);
+    if (!stream.ok()) return stream.error();
+    read_streams_[static_cast<std::size_t>(rank)] = *stream;
+  }
+  return Ok{};
+}
+
+// Beside whatever runs on the rank. False when the GPU does not answer, or has nothing more to say after a crash.
+bool Executor::read_control(std::int32_t rank, const DeviceControl* from) {
+  constexpr Nanos kPatience = 500'000'000;
+  if (read_hangs_) return false;
+  DeviceGuard guard(gpus_->rank(rank).device);
+  const cudaStream_t stream = read_streams_[static_cast<std::size_t>(rank)];
+  const Nanos begin = steady_now();
+  cudaError_t status = cudaMemcpyAsync(read_memory_.host(), from, sizeof(*from), cudaMemcpyDeviceToHost, stream);
+  if (status == cudaSuccess) {
+    while ((status = cudaStreamQuery(stream)) == cudaErrorNotReady && steady_now() - begin < kPatience) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+  read_hangs_ = status == cudaErrorNotReady;
+  return status == cudaSuccess;
+}
+
+std::string Executor::flight_record(std::int32_t rank) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<GpuCall> calls;
+  std::string failure = failure_.happened() ? failure_.error().message : "";
+  for (std::uint32_t number = 0; number < operator_count_; ++number) {
+    CudaOperatorImpl* op = operators_[number].get();
+    if (op == nullptr) continue;
+    const CudaOperatorImpl::Rank& self = op->rank(rank);
+    if (!read_control(rank, self.device.control)) {
+      failure += failure.empty() ? "the GPU does not answer" : "; the GPU does not answer";
+      break;
+    }
+    const std::uint64_t start_epoch = op->config().start_epoch;
+    append_calls(*reinterpret_cast<const DeviceControl*>(read_memory_.host()), names_[number], start_epoch,
+                 start_epoch + self.launches, calls);
+  }
+  return flight_text(std::move(calls), failure);
 }
 
 std::int64_t Executor::network_bytes(const CudaOperator* op) const {

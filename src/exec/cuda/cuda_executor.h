@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/owned_file.h"
@@ -79,8 +80,8 @@ class CudaExecutor {
 
   // What launch() would refuse of a rank's matrices.
   virtual Status check(CudaOperator* op, std::int32_t rank, const Arguments& arguments) = 0;
-  // One rank's part of a call, as matrices or, of ring_attention, tensors; on `stream` (a cudaStream_t of the rank's GPU; null: the rank's own stream). `parts` is
-  // a mask of launch_parts.h.
+  // One rank's part of a call, as matrices or, of ring_attention, tensors; on `stream` (a cudaStream_t of the rank's
+  // GPU; null: the rank's own stream). `parts` is a mask of launch_parts.h.
   virtual Status launch(CudaOperator* op, std::int32_t rank, const Arguments& arguments, void* stream,
                         std::uint32_t parts) = 0;
   // Raises the signals of all compute tasks, as if something else had computed them. For comparisons.
@@ -90,6 +91,10 @@ class CudaExecutor {
 
   // When things happened in the last complete call of `op` on `rank`. Nothing is under way.
   virtual Result<DeviceTimes> times(CudaOperator* op, std::int32_t rank) = 0;
+
+  // The last calls of `rank`, one line each; also after a failure, and within 1 s even if a kernel hangs. Of operators
+  // that have been removed nothing is known.
+  virtual std::string flight_record(std::int32_t rank) = 0;
 
   virtual std::int64_t network_bytes(const CudaOperator* op) const = 0;  // posted so far, over all ranks here
   // What stands for the operator's heap in the network between processes, to be opened to the others.

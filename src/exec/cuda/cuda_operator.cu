@@ -17,8 +17,10 @@ namespace mkernel {
 namespace {
 
 constexpr std::int64_t kPitchUnit = 8;  // elements of 16 bytes
+constexpr std::int64_t kCopyUnit = 64;  // of 128 bytes: a row of a TMA box is one request to L2 then, not two
 
 std::int64_t rounded(std::int64_t elements) { return ceil_div(elements, kPitchUnit) * kPitchUnit; }
+std::int64_t copy_pitch(std::int64_t cols) { return ceil_div(cols, kCopyUnit) * kCopyUnit; }
 
 // Whether rows are contiguous and start at multiples of 16 bytes, as TMA wants them.
 bool is_wide(const Matrix& m) {
@@ -32,13 +34,26 @@ Matrix transposed(const Matrix& m) { return {m.data, m.cols, m.rows, m.col_strid
 // Whether a dense row-major matrix of this width would not be wide.
 bool needs_copy(std::int64_t cols) { return cols % kPitchUnit != 0; }
 
-std::int64_t a_copy_bytes(const CudaOperatorConfig& config, std::int32_t rank) {
-  const Plan::Extent a = config.source->plan().a_extent(rank);
-  return config.any_layout || needs_copy(a.cols) ? a.rows * rounded(a.cols) * 2 : 0;
+// Whether a dense row-major matrix of this width would have rows that do not begin at multiples of 128 bytes.
+bool off_lines(std::int64_t cols) { return cols % kCopyUnit != 0; }
+bool off_lines(const Matrix& m) {
+  return m.rows > 1 && (m.row_stride % kCopyUnit != 0 || reinterpret_cast<std::uintptr_t>(m.data) % 128 != 0);
 }
-std::int64_t b_copy_bytes(const CudaOperatorConfig& config, std::int32_t rank) {
+
+std::int64_t a_copy_bytes(const CudaOperatorConfig& config, const AlignedCopies& aligned, std::int32_t rank) {
+  const Plan::Extent a = config.source->plan().a_extent(rank);
+  return config.any_layout || needs_copy(a.cols) || (aligned.a && off_lines(a.cols)) ? a.rows * copy_pitch(a.cols) * 2
+                                                                                     : 0;
+}
+std::int64_t b_copy_bytes(const CudaOperatorConfig& config, const AlignedCopies& aligned, std::int32_t rank) {
   const Plan::Extent b = config.source->plan().b_extent(rank);
-  return config.any_layout || needs_copy(b.cols) ? b.rows * rounded(b.cols) * 2 : 0;
+  return config.any_layout || needs_copy(b.cols) || (aligned.b && off_lines(b.cols)) ? b.rows * copy_pitch(b.cols) * 2
+                                                                                     : 0;
+}
+
+Repack repack(const Matrix& from, const Matrix& to) {
+  const DeviceMatrix src{from.data, from.row_stride, from.col_stride, 0};
+  return {to.data, to.row_stride, src, from.rows, from.cols};
 }
 
 Error layout_error(const char* name, const Matrix& m, std::int32_t rank, const char* accepted) {
@@ -77,10 +92,11 @@ std::vector<std::byte*> CudaOperatorImpl::heaps() const {
   return heaps;
 }
 
-std::int64_t CudaOperatorImpl::bytes_needed(const CudaOperatorConfig& config, std::int32_t rank) {
+std::int64_t CudaOperatorImpl::bytes_needed(const CudaOperatorConfig& config, std::int32_t rank, int sms) {
   const Plan& plan = config.source->plan();
   std::int64_t tasks = 0;
   const bool attention = plan.spec().op == Op::kRingAttention;
+  const AlignedCopies aligned = attention ? AlignedCopies{} : choose_copies(plan.spec(), sms);
   for (int role = 0; role < kRoleCount; ++role) {
     if (attention && role == static_cast<int>(Role::kCompute)) continue;  // tables of its own
     for (std::int32_t lane = 0; lane < plan.lanes(static_cast<Role>(role)); ++lane) {
@@ -90,11 +106,11 @@ std::int64_t CudaOperatorImpl::bytes_needed(const CudaOperatorConfig& config, st
   const PlanSpec& spec = plan.spec();
   const bool window = config.share && spec.op == Op::kGemmAllReduce;
   return HeapLayout(plan).bytes() + (window ? spec.m * rounded(spec.n) * 2 : 0) +
-         tasks * static_cast<std::int64_t>(sizeof(DeviceTask) + sizeof(std::uint64_t)) + a_copy_bytes(config, rank) +
-         b_copy_bytes(config, rank);
+         tasks * static_cast<std::int64_t>(sizeof(DeviceTask) + sizeof(std::uint64_t)) +
+         a_copy_bytes(config, aligned, rank) + b_copy_bytes(config, aligned, rank);
 }
 
-RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table) const {
+RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table, int sms) const {
   RankMemory at;
   std::int64_t end = layout_.bytes();
   const auto add = [&](std::int64_t bytes) {
@@ -108,16 +124,17 @@ RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table) co
   at.c_slots = add(static_cast<std::int64_t>(2 * sizeof(DeviceMatrix)) * (has_window() ? plan().topo().gpus : 1));
   at.control = add(sizeof(DeviceControl));
   at.heads = add(static_cast<std::int64_t>(table.lanes.size() * sizeof(DeviceHead)));
+  at.begun = add(std::int64_t{sms} * 4);
   at.lanes = add(size(table.lanes));
   at.tasks = add(size(table.tasks));
   at.claims = add(static_cast<std::int64_t>(table.tasks.size() * sizeof(std::uint64_t)));
   at.records = add(size(table.records));
   // A float for every accumulator of every consumer thread, also where one warpgroup's are not used.
   constexpr std::int64_t kSumRows = kConsumerThreads / 2;
-  at.part_sums = add(std::int64_t{table.split_tiles} * table.parts * kSumRows * plan().spec().tiling.bn * 4);
-  at.parts_done = add(std::int64_t{table.split_tiles} * 4);
-  at.a_copy = add(a_copy_bytes(config_, rank));
-  at.b_copy = add(b_copy_bytes(config_, rank));
+  at.part_sums = add(std::int64_t{table.parts} * kSumRows * plan().spec().tiling.bn * 4);
+  at.parts_done = add(std::int64_t{table.parts} * 4);
+  at.a_copy = add(a_copy_bytes(config_, ranks_[static_cast<std::size_t>(rank)].aligned, rank));
+  at.b_copy = add(b_copy_bytes(config_, ranks_[static_cast<std::size_t>(rank)].aligned, rank));
   at.attention = add(ranks_[static_cast<std::size_t>(rank)].attention_at.bytes);
   at.bytes = end;
   return at;
@@ -146,7 +163,8 @@ Status CudaOperatorImpl::take_memory(VirtualGpus& gpus) {
     if (!gpus.has(r)) continue;
     if (Status status = make_table(r, gpus.rank(r).sms); !status.ok()) return status;
     Rank& self = rank(r);
-    self.at = place(r, self.table);
+    if (!is_attention()) self.aligned = choose_copies(plan().spec(), gpus.rank(r).sms);
+    self.at = place(r, self.table, gpus.rank(r).sms);
     Result<DeviceHeap> memory = DeviceHeap::create(gpus.rank(r).device, self.at.bytes, gpus.devices());
     if (!memory.ok()) return memory.error();
     self.memory = std::move(*memory);
@@ -219,6 +237,9 @@ Status CudaOperatorImpl::fill_rank(std::int32_t r, const VirtualGpu& gpu) {
   device.records = reinterpret_cast<const DeviceRecord*>(base + self.at.records);
   device.lane_table = reinterpret_cast<const DeviceLane*>(base + self.at.lanes);
   device.heads = reinterpret_cast<DeviceHead*>(base + self.at.heads);
+  if (!is_attention()) device.compute = self.table.lanes[0];  // attention has tables of its own for it
+  device.begun = reinterpret_cast<std::uint32_t*>(base + self.at.begun);
+  device.ctas = gpu.sms;
   device.claims = reinterpret_cast<std::uint64_t*>(base + self.at.claims);
   device.part_sums = reinterpret_cast<float*>(base + self.at.part_sums);
   device.parts_done = reinterpret_cast<std::uint32_t*>(base + self.at.parts_done);
@@ -302,12 +323,14 @@ Status CudaOperatorImpl::take_a(std::int32_t r, const Matrix& a, Launch& launch)
   // Moves read whole units of 16 bytes, so with a ragged K they read a copy, whose padding is there.
   const bool ragged = needs_copy(a.cols) && plan().buffer_elements(Buffer::kGather) > 0;
   Matrix used = a;
-  if (!is_wide(a) || ragged) {
-    if (a_copy_bytes(config_, r) == 0) {
+  const bool must_copy = !is_wide(a) || ragged;
+  const bool can_copy = a_copy_bytes(config_, self.aligned, r) > 0;
+  if (must_copy || (can_copy && self.aligned.a && off_lines(a))) {
+    if (!can_copy) {
       return layout_error("A", a, r, "row-major matrices whose address and row pitch are multiples of 16 bytes");
     }
-    launch.copy_a = true;
-    used = {self.memory.data() + self.at.a_copy, a.rows, a.cols, rounded(a.cols), 1};
+    used = {self.memory.data() + self.at.a_copy, a.rows, a.cols, copy_pitch(a.cols), 1};
+    launch.copy_a = repack(a, used);
   }
   launch.call.a_matrix = device_matrix(used);
   Result<CUtensorMap> map = make_tensor_map(plan().spec().dtype, used.data, used.rows, used.cols,
@@ -320,19 +343,20 @@ Status CudaOperatorImpl::take_a(std::int32_t r, const Matrix& a, Launch& launch)
 Status CudaOperatorImpl::take_b(std::int32_t r, const Matrix& b, Launch& launch) const {
   const Rank& self = ranks_[static_cast<std::size_t>(r)];
   const PlanSpec& spec = plan().spec();
+  const bool can_copy = b_copy_bytes(config_, self.aligned, r) > 0;
   bool k_major = false;
   Matrix used = b;
   if (b.rows > 0 && b.cols > 0) {
     if (!is_wide(b) && is_wide(transposed(b))) {
       k_major = true;
       used = transposed(b);
-    } else if (!is_wide(b)) {
-      if (b_copy_bytes(config_, r) == 0) {
+    } else if (!is_wide(b) || (can_copy && self.aligned.b && off_lines(b))) {
+      if (!can_copy) {
         return layout_error("B", b, r,
                             "row-major or transposed matrices whose address and pitch are multiples of 16 bytes");
       }
-      launch.copy_b = true;
-      used = {self.memory.data() + self.at.b_copy, b.rows, b.cols, rounded(b.cols), 1};
+      used = {self.memory.data() + self.at.b_copy, b.rows, b.cols, copy_pitch(b.cols), 1};
+      launch.copy_b = repack(b, used);
     }
     Result<CUtensorMap> map = make_tensor_map(spec.dtype, used.data, used.rows, used.cols,
                                               device_matrix(used).row_stride, k_major ? spec.tiling.bn : kBlockK);

@@ -10,6 +10,7 @@
 #include "exec/cuda/device_call.h"
 #include "exec/cuda/device_heap.h"
 #include "exec/cuda/kernel_table.h"
+#include "exec/cuda/support_kernels.h"
 #include "exec/cuda/task_table.h"
 #include "exec/cuda/virtual_gpu.h"
 #include "plan/heap_layout.h"
@@ -22,6 +23,7 @@ struct RankMemory {
   std::int64_t c_slots = 0;
   std::int64_t control = 0;
   std::int64_t heads = 0;
+  std::int64_t begun = 0;
   std::int64_t lanes = 0;
   std::int64_t tasks = 0;
   std::int64_t claims = 0;
@@ -44,6 +46,7 @@ class CudaOperatorImpl : public CudaOperator {
     DeviceHeap memory;
     RankMemory at;
     TaskTable table;
+    AlignedCopies aligned;
     DeviceRank device;  // as the kernel gets it
     CUtensorMap gather[2] = {};
     CUtensorMap packed[2] = {};
@@ -65,8 +68,8 @@ class CudaOperatorImpl : public CudaOperator {
     KernelEntry kernel;
     AttentionCall attention_call;
     AttentionEntry attention_kernel;
-    bool copy_a = false;  // A, B are copied into own memory first
-    bool copy_b = false;
+    Repack copy_a;  // into own memory, first; of A, B where they need that
+    Repack copy_b;
     bool deliver_c = false;  // C is in the window, and copied to the caller's afterwards
   };
 
@@ -97,14 +100,14 @@ class CudaOperatorImpl : public CudaOperator {
   Result<Launch> prepare(std::int32_t rank, const Arguments& arguments, std::uint32_t parts);
 
   // Bytes that take_memory() will take for `rank`, give or take what it decides then.
-  static std::int64_t bytes_needed(const CudaOperatorConfig& config, std::int32_t rank);
+  static std::int64_t bytes_needed(const CudaOperatorConfig& config, std::int32_t rank, int sms);
 
  private:
   // GEMM + AllReduce between processes: the node's GPUs write C into a window of each other's memory, as they cannot
   // reach the callers' matrices.
   bool has_window() const { return static_cast<bool>(config_.share) && plan().spec().op == Op::kGemmAllReduce; }
   DeviceMatrix window(std::int32_t rank) const;
-  RankMemory place(std::int32_t rank, const TaskTable& table) const;
+  RankMemory place(std::int32_t rank, const TaskTable& table, int sms) const;
   Status fill_rank(std::int32_t rank, const VirtualGpu& gpu);
   Status make_maps(Rank& rank);
   Status make_table(std::int32_t rank, int sms);

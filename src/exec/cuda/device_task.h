@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 
+#include "base/macros.h"
 #include "exec/cuda/device_ring.h"
 #include "plan/plan.h"
 
@@ -46,7 +47,7 @@ struct Arrivals {
 struct TilePart {
   std::int32_t first_block;
   std::int32_t blocks;
-  std::uint32_t slot;    // of the tile, where its sums lie
+  std::uint32_t slot;    // of the tile's first part: where its sums lie, those of the others after it
   std::uint16_t number;  // in the order of K
   std::uint16_t count;
 };
@@ -103,15 +104,19 @@ struct DeviceTimes {
   std::uint64_t end = 0;
 };
 
+inline constexpr std::uint64_t kTimesKept = 1024;  // runs whose times a rank keeps, the one under way among them
+
 // What CTAs of one rank and operator share, in GPU memory. Words that are polled stand on cache lines of their own.
 struct alignas(128) DeviceControl {
-  std::uint64_t epoch = 0;  // completed runs; advanced by the last CTA out
-  DeviceTimes times[2];     // by parity
+  std::uint64_t epoch = 0;        // completed runs; advanced by the last CTA out
+  DeviceTimes times[kTimesKept];  // of the last runs: the flight record of a GPU
+  MK_HD DeviceTimes& of(std::uint64_t run) { return times[run % kTimesKept]; }
+  const DeviceTimes& of(std::uint64_t run) const { return times[run % kTimesKept]; }
   alignas(128) std::uint32_t exited = 0;
   alignas(128) std::uint32_t abort = 0;  // not 0: leave
 };
 struct alignas(32) DeviceHead {
-  std::uint32_t next = 0;  // compute: the next ticket; moves: no task of the lane before this one is left
+  std::uint32_t next = 0;  // compute: tickets drawn; moves: no task of the lane before this one is left
   std::uint32_t unused[7] = {};
 };
 
@@ -167,9 +172,12 @@ struct DeviceRank {
   const DeviceTask* tasks = nullptr;
   const DeviceRecord* records = nullptr;
   const DeviceLane* lane_table = nullptr;  // `lanes` entries
+  DeviceLane compute;                      // the first of them
   DeviceHead* heads = nullptr;             // `lanes` entries
+  std::uint32_t* begun = nullptr;          // by CTA: not 0 once its first tile is taken; 0 between calls
+  std::int32_t ctas = 0;                   // entries of `begun`: at most so many CTAs are launched
   std::uint64_t* claims = nullptr;         // by row: the last epoch in which the move was taken
-  float* part_sums = nullptr;              // by slot and part: what a tile's part has got, as the consumers hold it
+  float* part_sums = nullptr;              // by slot: what a tile's part has got, as the consumers hold it
   std::uint32_t* parts_done = nullptr;     // by slot; 0 between calls
   DeviceControl* control = nullptr;
   DeviceMailbox* mailbox = nullptr;

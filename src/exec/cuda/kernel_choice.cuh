@@ -14,6 +14,7 @@ template <class T, Major kMajorB>
 KernelEntry choose_kernel(TileShape shape) {
   if (shape == TileShape{128, 256}) return entry_of<TileConfig<128, 256>, T, kMajorB>();
   if (shape == TileShape{128, 128}) return entry_of<TileConfig<128, 128>, T, kMajorB>();
+  if (shape == TileShape{128, 64}) return entry_of<TileConfig<128, 64>, T, kMajorB>();
   if (shape == TileShape{64, 128}) return entry_of<TileConfig<64, 128>, T, kMajorB>();
   if (shape == TileShape{64, 64}) return entry_of<TileConfig<64, 64>, T, kMajorB>();
   return {};

@@ -17,7 +17,7 @@ struct TileShape {
   std::int32_t bn = 256;
   bool operator==(const TileShape&) const = default;
 };
-inline constexpr TileShape kTileShapes[] = {{128, 256}, {128, 128}, {64, 128}, {64, 64}};
+inline constexpr TileShape kTileShapes[] = {{128, 256}, {128, 128}, {128, 64}, {64, 128}, {64, 64}};
 
 // Whether K of a tile may be cut into parts for several CTAs. Sums of 256 columns leave the consumers no registers to
 // add parts up with.
@@ -35,7 +35,7 @@ struct TileConfig {
   static constexpr int kABytes = kBm * kBlockK * 2;
   static constexpr int kBBytes = kBn * kBlockK * 2;
   static constexpr int kStageBytes = kABytes + kBBytes;
-  static constexpr int kStages = kStagesBytes / kStageBytes;                // 4, 6, 8, 12
+  static constexpr int kStages = kStagesBytes / kStageBytes;                // 4 to 12
   static constexpr int first_row(int wg) { return kSplitK ? 0 : wg * 64; }  // of what a consumer warpgroup makes
   static constexpr bool stores(int wg) { return !kSplitK || wg == 0; }
   static_assert(kBm == 64 || kBm == 128);

@@ -22,8 +22,14 @@ struct SharedMemory {
   Mbarrier picked;        // the producer has nearly done with the last task: time to choose the next
   Mbarrier staged[2][2];  // consumers -> store warp
   Mbarrier unstaged[2][2];
+  Mbarrier begun;       // the scheduler knows these two:
   std::uint64_t epoch;  // of this run
+  bool first_counts;    // false: the first task is a tile that another CTA had taken, to be forgotten
 };
+
+// The next task is chosen when this many k blocks of the current tile are left to load: late, so that tiles are shared
+// out evenly at the end, but early enough (about 2 us) for the scheduler to find it.
+inline constexpr std::int32_t kChooseAhead = 6;
 
 inline constexpr int kRingReaders = 1 + 8 + 2;  // producer, consumer warps, store warps
 inline constexpr int kStageReaders = 8;         // consumer warps
@@ -31,6 +37,7 @@ inline constexpr int kStoreBarrier = 1;         // named barrier of the two stor
 inline constexpr int kConsumerBarrier = 2;      // named barrier of both consumer warpgroups
 
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  delay_point();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
@@ -39,6 +46,7 @@ struct EpochView {
   std::uint32_t parity = 0;
   std::uint32_t use = 0;
 
+  EpochView() = default;  // not known yet
   __device__ explicit EpochView(std::uint64_t epoch)
       : parity(static_cast<std::uint32_t>(epoch & 1)), use(use_of_epoch(epoch)) {}
 
@@ -68,11 +76,12 @@ __device__ __forceinline__ bool is_fp32(const DeviceRank& rank, Buffer buffer) {
          (buffer == Buffer::kPartial || buffer == Buffer::kNodePartial || buffer == Buffer::kArrival);
 }
 
-// A tile leaves through shared memory box by box, but for sums that stay fp32, which the consumers write themselves.
+// A tile leaves through shared memory box by box, but for sums that stay fp32.
 __device__ __forceinline__ bool is_boxed(const DeviceCall& call, const DeviceTask& task) {
   return !is_fp32(call.rank, task.dst);
 }
-// Whether a boxed tile is stored by TMA. Otherwise it goes to rows that TMA cannot write, or it ends within a box.
+// Whether a boxed tile is stored by TMA. Otherwise it goes to rows that TMA cannot write, or it ends within a box, and
+// the consumers write it.
 __device__ __forceinline__ bool is_tensor(const DeviceCall& call, const DeviceTask& task) {
   return task.path == Path::kTensor && (task.dst != Buffer::kC || call.c_matrix.wide != 0);
 }

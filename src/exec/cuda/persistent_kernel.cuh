@@ -26,13 +26,14 @@ template <class Tile>
 __device__ __forceinline__ void init_shared_thread(SharedMemory<Tile>& s) {
   for (int i = 0; i < Tile::kStages; ++i) {
     s.full[i].init(1);
-    s.empty[i].init(kStageReaders);
+    s.empty[i].init(kStageReaders - planted(Fault::kWrongCount));
   }
   for (int i = 0; i < kTaskRing; ++i) {
     s.ring_full[i].init(1);
     s.ring_empty[i].init(kRingReaders);
   }
   s.picked.init(1);
+  s.begun.init(1);
   for (int wg = 0; wg < 2; ++wg) {
     for (int i = 0; i < 2; ++i) {
       s.staged[wg][i].init(4);  // warps of the consumer warpgroup
@@ -83,11 +84,16 @@ __device__ __forceinline__ void leave_warp(const DeviceCall& call, std::uint64_t
     if (lane == 0) st_relaxed_sys(&rank.control->abort, 1);
     return;  // the world has failed: this epoch never ends
   }
-  for (std::int32_t i = static_cast<std::int32_t>(lane); i < rank.lanes; i += 32) rank.heads[i].next = 0;
+  for (std::int32_t i = static_cast<std::int32_t>(lane); i < rank.lanes; i += 32) {
+    if (!planted(Fault::kHeadsKept)) rank.heads[i].next = 0;
+  }
+  for (std::int32_t i = static_cast<std::int32_t>(lane); i < rank.ctas; i += 32) {
+    if (!planted(Fault::kBegunKept)) rank.begun[i] = 0;
+  }
   if (lane == 0) {
-    rank.control->times[epoch.parity].end = global_time_ns();
-    rank.control->times[epoch.parity ^ 1] = {};  // the next run's
-    rank.control->epoch = epoch_number;
+    rank.control->of(epoch_number).end = global_time_ns();
+    rank.control->of(epoch_number + 1) = {};
+    rank.control->epoch = epoch_number - planted(Fault::kEpochKept);
   }
 }
 
@@ -95,42 +101,33 @@ template <class Tile, class T, Major kMajorB>
 __global__ void __launch_bounds__(kThreads, 1) persistent_kernel(const __grid_constant__ DeviceCall call) {
   extern __shared__ __align__(1024) std::byte raw[];
   auto& s = *reinterpret_cast<SharedMemory<Tile>*>(raw);
-  // What the scheduler needs first is fetched while the barriers are made.
-  std::uint32_t first_ticket = 0;
-  if (threadIdx.x == 96 && Scheduler<Tile>::draws_ticket(call)) {
-    first_ticket = Scheduler<Tile>::draw_ticket_thread(call);
-  }
-  const DeviceLane compute = call.rank.lane_table[0];
+  // From one thread, so that the compiler knows it to be the same for the warp.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   if (threadIdx.x == 32) {
     prefetch_map_thread(call.a);
     prefetch_map_thread(call.b);
     prefetch_map_thread(call.c);
   }
-  if (threadIdx.x == 0) {
-    s.epoch = ld_relaxed_gpu(&call.rank.control->epoch) + 1;
-    init_shared_thread(s);
-    tell_c_thread(call, s.epoch);
-    if (blockIdx.x == 0) call.rank.control->times[s.epoch & 1].start = global_time_ns();
-  }
-  // order: the barriers, the epoch, and where C is, before every role; and before any signal of this CTA.
-  __syncthreads();
-  const EpochView epoch(s.epoch);
-  // From one thread, so that the compiler knows it to be the same for the warp.
-  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
+  const std::uint32_t first_word = warp == 3 ? Scheduler<Tile>::first_word(call) : 0;
+  if (threadIdx.x == 0) init_shared_thread(s);
+  // A world of one rank waits for nobody, so its next call may have the SMs as they become free. In others it would
+  // keep them from kernels that somebody waits for.
+  if (call.rank.nodes * call.rank.gpus == 1) let_next_begin();
+  __syncthreads();  // order: the barriers, before every role
   if (warp < 4) {
     give_registers_wg<kServiceRegisters<Tile>>();
-    if (warp == 0) {
-      if (elect_thread()) Producer<Tile, kMajorB>{call, s, epoch}.run_thread();
-    } else if (warp == 3) {
-      Scheduler<Tile>{.call = call, .s = s, .epoch = epoch, .first_ticket = first_ticket, .compute = compute}
-          .run_warp();
+    if (warp == 3) {
+      Scheduler<Tile> scheduler{call, s};
+      scheduler.run_warp(first_word);
       leave_warp<Tile>(call, s.epoch);
+    } else if (warp == 0) {
+      if (elect_thread()) Producer<Tile, kMajorB>{call, s}.run_thread();
     } else {
-      Store<Tile>{call, s, epoch, warp - 1}.run_warp();
+      Store<Tile>{call, s, warp - 1}.run_warp();
     }
   } else {
     take_registers_wg<kConsumerRegisters<Tile>>();
-    Consumer<Tile, T, kMajorB>{call, s, epoch, warp / 4 - 1, static_cast<int>(threadIdx.x) - 128}.run_wg();
+    Consumer<Tile, T, kMajorB>{call, s, warp / 4 - 1, static_cast<int>(threadIdx.x) - 128}.run_wg();
   }
 }
 

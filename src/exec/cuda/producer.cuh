@@ -4,22 +4,26 @@
 
 namespace mkernel {
 
-// The next task is chosen when this many k blocks of the current tile are left to load: late, so that tiles are shared
-// out evenly at the end, but early enough (about 2 us) for the scheduler to find it.
-inline constexpr std::int32_t kChooseAhead = 6;
-
 template <class Tile, Major kMajorB>
 struct Producer {
   const DeviceCall& call;
   SharedMemory<Tile>& s;
-  const EpochView epoch;
+  EpochView epoch{};
   RingPosition<Tile::kStages> stage{0, 1};
 
   __device__ void run_thread() {
     RingPosition<kTaskRing> at;
+    bool begun = false;
+    wait_for_stream();
     for (bool more = true; more; at.advance()) {
       s.ring_full[at.slot].wait(at.phase);
       const DeviceTask& task = s.ring[at.slot];
+      // An early tile comes before the epoch is known, and does not ask for it.
+      if (!begun && (at.slot != 0 || task.action != DeviceAction::kGemm || task.src != Buffer::kA)) {
+        s.begun.wait(0);
+        epoch = EpochView(s.epoch);
+        begun = true;
+      }
       // order: what the scheduler has acquired for this task comes before our loads; pairs with the signals of
       // whoever wrote it (Store::raise, the network's stamps).
       if ((task.waits[0].span | task.waits[1].span) != 0) fence_proxy_async();
@@ -36,7 +40,7 @@ struct Producer {
 
  private:
   __device__ void load_tile(const DeviceTask& task) {
-    const CUtensorMap& a = task.src == Buffer::kA ? call.a : call.gather[epoch.parity];
+    const CUtensorMap& a = task.src == Buffer::kA ? call.a : call.gather[epoch.parity ^ planted(Fault::kStaleGather)];
     const auto a_row = static_cast<std::int32_t>(task.src_offset);
     const std::int32_t col = task.col;
     const std::int32_t begin = task.part.first_block;
@@ -45,7 +49,7 @@ struct Producer {
     if (begin == end) s.picked.arrive();
     for (std::int32_t k = begin; k < end; ++k) {
       if (k == choose) s.picked.arrive();
-      s.empty[stage.slot].wait(stage.phase);
+      if (!planted(Fault::kNoStageWait)) s.empty[stage.slot].wait(stage.phase);
       Mbarrier& full = s.full[stage.slot];
       std::byte* s_a = s.stages[stage.slot];  // (BM, BK); rows beyond those of any tile are left as they are
       std::byte* s_b = s_a + Tile::kABytes;   // (BN, BK), or (BK, 64) boxes along n

@@ -1,8 +1,10 @@
 // The scheduler: one warp that chooses the CTA's next task, waits for what it waits for, and hands it to the others.
 //
-// Compute tasks are claimed by a ticket and held until they are ready; meanwhile the CTA serves other lanes. Moves are
+// Compute tasks are claimed in order and held until they are ready; meanwhile the CTA serves other lanes. A CTA's first
+// one is that of its own number, so that it can be fetched before it is claimed; tickets number the rest. Moves are
 // claimed one by one, only when they are ready. So no CTA ever sits on a task that others could do while
-// it does nothing, and any set of resident CTAs, even one, gets through the whole plan.
+// it does nothing, and any set of resident CTAs, even one, gets through the whole plan: first tiles of CTAs that have
+// not begun are taken by others in the end (no plan lets a tile wait for another one of the same rank).
 #pragma once
 #include "exec/cuda/kernel_shared.cuh"
 
@@ -14,6 +16,7 @@ inline constexpr std::uint64_t kHostPollNs = 1'000'000;  // reading pinned memor
 // True when every flag of both waits has reached its target. Only looks; fence_acquire_sys() then acquires. The first
 // flags, mostly the only ones, are looked at together.
 __device__ __forceinline__ bool are_met(const Wait& a, const Wait& b, const std::uint32_t* flags, std::uint32_t use) {
+  if (planted(Fault::kNoWait)) return true;
   // A wait for nothing names flag 0.
   const std::uint32_t seen_a = ld_relaxed_sys(flags + a.flag);
   const std::uint32_t seen_b = ld_relaxed_sys(flags + b.flag);
@@ -34,18 +37,16 @@ struct Scheduler {
 
   const DeviceCall& call;
   SharedMemory<Tile>& s;
-  const EpochView epoch;
   const std::uint32_t lane = threadIdx.x % 32;
   const bool mover = static_cast<std::int32_t>(blockIdx.x) >= call.compute_ctas;
-  const std::uint32_t* flags = epoch.flag(call.rank, call.rank.gpu, 0);
+  EpochView epoch{};
+  const std::uint32_t* flags = nullptr;  // of this rank
   RingPosition<kTaskRing> at{0, 1};
   std::uint32_t picked_phase = 0;
   bool unpicked = false;       // the last task has not been picked up
-  std::uint32_t first_ticket;  // drawn before the kernel's first barrier, unless the CTA is a mover; of thread 0
-  const DeviceLane compute;    // its lane
-  bool has_ticket = draws_ticket(call);
-  std::uint32_t claimed = kNone;   // row of the compute task that this CTA holds
-  std::uint32_t claimed_word = 0;  // of that row, the word that this thread copies
+  std::uint32_t claimed = kNone;    // row of the compute task that this CTA holds
+  std::uint32_t claimed_word = 0;   // of that row, the word that this thread copies
+  bool tickets_left = has_tickets(call);
   bool has_second = false;         // a move has been taken together with the last one
   std::uint32_t second_word = 0;
   std::uint32_t word = 0;  // of the row that is to be published
@@ -56,15 +57,22 @@ struct Scheduler {
   std::uint64_t idle_since = 0;
   std::uint64_t host_polled = 0;
 
-  // Whether a CTA begins with a tile.
-  __device__ static bool draws_ticket(const DeviceCall& call) {
-    return (call.parts & kPartCompute) != 0 && static_cast<std::int32_t>(blockIdx.x) < call.compute_ctas;
-  }
-  __device__ static std::uint32_t draw_ticket_thread(const DeviceCall& call) {
-    return atom_add_relaxed_gpu(&call.rank.heads[0].next, 1);
+  // This thread's word of the row of the CTA's own tile. Asked for while the barriers are made, and while the kernel
+  // before may still run: the table never changes.
+  __device__ static std::uint32_t first_word(const DeviceCall& call) {
+    return has_own_tile(call) ? word_of(call, call.rank.compute.first + blockIdx.x) : 0;
   }
 
-  __device__ void run_warp() {
+  __device__ void run_warp(std::uint32_t first_word) {
+    const bool own = has_own_tile(call);
+    const bool early = own && publish_early(first_word);
+    wait_for_stream();
+    const bool ours = begin(own, early);
+    if (own && ours && !early) {
+      claimed = call.rank.compute.first + blockIdx.x;
+      claimed_word = first_word;
+    }
+    if (early && ours) note_time(s.ring[0].marks, s.ring[0].role_lane);  // the slot is not used again before 8 tasks
     for (;;) {
       if (tile_open) settle();  // the next task is chosen late; after a move at once, while that is under way
       if (!next_row()) break;
@@ -74,6 +82,37 @@ struct Scheduler {
   }
 
  private:
+  // Publishes the CTA's own tile before it is known to be free, if that waits for nothing and reads what does not depend
+  // on the epoch. Its operands are on their way then; the consumers and store warps see to the rest.
+  __device__ bool publish_early(std::uint32_t first_word) {
+    DeviceTask& slot = s.ring[at.slot];
+    reinterpret_cast<std::uint32_t*>(&slot)[lane] = first_word;
+    __syncwarp();
+    if (slot.src != Buffer::kA || slot.waits[0].span != 0 || slot.waits[1].span != 0) return false;
+    tile_open = true;
+    close_slot();
+    return true;
+  }
+
+  // Finds out the epoch, and, with an own tile, whether that has not been taken by another CTA: false then. Tells the
+  // other roles, and the node where C is.
+  __device__ bool begin(bool own, bool early) {
+    std::uint32_t before = 0;
+    if (own && lane == 0) before = atom_add_relaxed_gpu(&call.rank.begun[blockIdx.x], 1);
+    const std::uint64_t number = ld_relaxed_gpu(&call.rank.control->epoch) + 1;
+    epoch = EpochView(number);
+    flags = epoch.flag(call.rank, call.rank.gpu, 0);
+    if (lane == 0) {
+      s.epoch = number;
+      s.first_counts = !early || before == 0;
+      tell_c_thread(call, number);
+      if (blockIdx.x == 0) call.rank.control->of(number).start = global_time_ns();
+      s.begun.arrive();  // order: the above, before every role's first signal; pairs with their begun.wait()
+    }
+    __syncwarp();
+    return __shfl_sync(kWholeWarp, before, 0) == 0;
+  }
+
   // Waits until the producer has picked up the last task. Never more than one is ahead of it.
   __device__ void settle() {
     if (!unpicked) return;
@@ -94,15 +133,25 @@ struct Scheduler {
       if (mover ? try_moves() : try_compute()) return true;
       if (mover ? try_compute_as_mover() : try_moves()) return true;
       if (!compute_left && claimed == kNone && !moves_left) return false;
-      if (tile_open) publish_flush();  // a tile in the consumers' registers may be what everybody waits for
+      // A tile in the consumers' registers may be what everybody waits for.
+      if (tile_open && !planted(Fault::kNoFlush)) publish_flush();
       if (!keep_waiting()) return false;
     }
   }
 
+  __device__ static bool has_own_tile(const DeviceCall& call) {
+    return (call.parts & kPartCompute) != 0 && blockIdx.x < own_tiles(call);
+  }
+  // Tiles that belong to the CTA of their number, the first ones; tickets count on from there.
+  __device__ static std::uint32_t own_tiles(const DeviceCall& call) {
+    return min(static_cast<std::uint32_t>(call.compute_ctas), call.rank.compute.count);
+  }
+  __device__ static bool has_tickets(const DeviceCall& call) { return own_tiles(call) < call.rank.compute.count; }
+
   // This thread's word of a row: each copies one.
-  __device__ std::uint32_t word_of(std::uint32_t row) const {
+  __device__ static std::uint32_t word_of(const DeviceCall& call, std::uint32_t row) {
     static_assert(sizeof(DeviceTask) == 32 * sizeof(std::uint32_t));
-    return reinterpret_cast<const std::uint32_t*>(&call.rank.tasks[row])[lane];
+    return reinterpret_cast<const std::uint32_t*>(&call.rank.tasks[row])[threadIdx.x % 32];
   }
   // One of the waits of the row whose words the warp holds.
   __device__ static Wait wait_of(std::uint32_t words, int which) {
@@ -117,17 +166,7 @@ struct Scheduler {
   }
 
   __device__ bool try_compute() {
-    if (claimed == kNone && compute_left) {
-      std::uint32_t ticket = first_ticket;
-      if (lane == 0 && !has_ticket) ticket = draw_ticket_thread(call);
-      has_ticket = false;
-      ticket = __shfl_sync(kWholeWarp, ticket, 0);
-      compute_left = ticket < compute.count;
-      if (compute_left) {
-        claimed = compute.first + ticket;
-        claimed_word = word_of(claimed);
-      }
-    }
+    if (claimed == kNone && compute_left) claim_tile();
     if (claimed == kNone) return false;
     const Wait first = wait_of(claimed_word, 0);
     const Wait other = wait_of(claimed_word, 1);
@@ -139,6 +178,46 @@ struct Scheduler {
     word = claimed_word;
     claimed = kNone;
     return true;
+  }
+
+  __device__ void claim_tile() {
+    std::uint32_t tile = kNone;
+    if (tickets_left) {
+      if (lane == 0) tile = own_tiles(call) + atom_add_relaxed_gpu(&call.rank.heads[0].next, 1);
+      tile = __shfl_sync(kWholeWarp, tile, 0);
+      tickets_left = tile < call.rank.compute.count;
+    }
+    if (!tickets_left) tile = claim_unbegun();
+    compute_left = tile != kNone;
+    if (!compute_left) return;
+    claimed = call.rank.compute.first + tile;
+    claimed_word = word_of(call, claimed);
+  }
+  // The own tile of a CTA that has not begun, or kNone. As many are looked at together as an H200 has SMs.
+  __device__ std::uint32_t claim_unbegun() const {
+    constexpr int kAtOnce = 5;
+    for (std::uint32_t base = lane; base - lane < own_tiles(call); base += 32 * kAtOnce) {
+      std::uint32_t seen[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        seen[i] = 1;
+        if (base + 32 * i < own_tiles(call)) seen[i] = ld_relaxed_gpu(&call.rank.begun[base + 32 * i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        bool free = seen[i] == 0;
+        while (const std::uint32_t mask = __ballot_sync(kWholeWarp, free)) {
+          const int one = __ffs(static_cast<int>(mask)) - 1;
+          std::uint32_t before = 1;
+          if (static_cast<int>(lane) == one) {
+            before = atom_add_relaxed_gpu(&call.rank.begun[base + 32 * i], 1);
+            free = false;
+          }
+          if (__shfl_sync(kWholeWarp, before, one) == 0) return base - lane + 32 * i + static_cast<std::uint32_t>(one);
+        }
+      }
+    }
+    return kNone;
   }
 
   // Threads look at the next tasks of all lanes of moves at once, some of each. Of the lanes that have a ready one the
@@ -154,19 +233,21 @@ struct Scheduler {
     for (std::int32_t base = 0; base < move_lanes; base += 32 / each) {
       const std::int32_t i = 1 + base + static_cast<std::int32_t>(lane) / each;
       const std::int32_t ahead = static_cast<std::int32_t>(lane) % each;
-      std::uint32_t row = 0;
-      bool in_lane = false;
       bool taken = false;
       bool ready = false;
       std::uint64_t before = 0;
       std::uint32_t head = 0;
+      DeviceLane moves;
       if (i <= move_lanes) {
-        const DeviceLane moves = call.rank.lane_table[i];
-        head = ld_relaxed_gpu(&call.rank.heads[i].next);  // no task before it is left; one load for all its threads
-        in_lane = head + ahead < moves.count;
-        row = moves.first + head + ahead;
-        any_left = any_left || head + each < moves.count;  // beyond those that are looked at
+        moves = call.rank.lane_table[i];
+        head = ld_relaxed_gpu(&call.rank.heads[i].next);  // no task before it is left
       }
+      // From one thread of the lane: if one looked from a newer head than the others, it would take the tasks that they
+      // have found taken for later ones, and move the head past some that are not.
+      head = __shfl_sync(kWholeWarp, head, static_cast<int>(lane) - ahead);
+      const bool in_lane = head + ahead < moves.count;
+      const std::uint32_t row = moves.first + head + ahead;
+      any_left = any_left || head + each < moves.count;  // beyond those that are looked at
       if (in_lane) {
         const DeviceTask& task = call.rank.tasks[row];
         const Wait first = task.waits[0];
@@ -194,10 +275,11 @@ struct Scheduler {
     const int other = 31 - __clz(static_cast<int>(wanted));
     // order: none, the task's data is ordered by its flags.
     const bool won =
-        (wanted >> lane & 1) != 0 && atom_cas_relaxed_gpu(&call.rank.claims[row], before, s.epoch) == before;
+        (wanted >> lane & 1) != 0 &&
+        (atom_cas_relaxed_gpu(&call.rank.claims[row], before, s.epoch) == before || planted(Fault::kDoubleClaim));
     // The rows come while the claims are under way.
-    const std::uint32_t one_word = word_of(__shfl_sync(kWholeWarp, row, one));
-    const std::uint32_t other_word = one == other ? one_word : word_of(__shfl_sync(kWholeWarp, row, other));
+    const std::uint32_t one_word = word_of(call, __shfl_sync(kWholeWarp, row, one));
+    const std::uint32_t other_word = one == other ? one_word : word_of(call, __shfl_sync(kWholeWarp, row, other));
     const std::uint32_t got = __ballot_sync(kWholeWarp, won);
     if (got == 0) return false;
     fence_acquire_sys();  // order: as in try_compute()
@@ -257,10 +339,11 @@ struct Scheduler {
     const std::uint8_t marks = slot.marks;  // the slot may be reused once it is closed
     const std::uint8_t role_lane = slot.role_lane;
     close_slot();
-    if (marks != 0 && lane == 0) note_time_thread(marks, role_lane);
+    note_time(marks, role_lane);
   }
-  __device__ void note_time_thread(std::uint8_t marks, std::uint8_t role_lane) const {
-    DeviceTimes& times = call.rank.control->times[epoch.parity];
+  __device__ void note_time(std::uint8_t marks, std::uint8_t role_lane) const {
+    if (marks == 0 || lane != 0) return;
+    DeviceTimes& times = call.rank.control->of(s.epoch);
     const std::uint64_t now = global_time_ns();
     if ((marks & kFirstOfLane) != 0) times.first[role_lane & 3] = now;
     if ((marks & kLastOfLane) != 0) times.last[role_lane & 3] = now;
@@ -281,7 +364,7 @@ struct Scheduler {
   __device__ void learn_c() {
     constexpr int kWords = sizeof(DeviceMatrix) / 4;
     for (std::int32_t gpu = 0; gpu < call.rank.gpus; ++gpu) {
-      const auto* words = reinterpret_cast<const std::uint32_t*>(call.rank.c_slots[gpu] + epoch.parity);
+      const auto* words = reinterpret_cast<const std::uint32_t*>(call.rank.c_slots[gpu] + (epoch.parity ^ planted(Fault::kOldC)));
       if (lane < kWords) reinterpret_cast<std::uint32_t*>(&s.c[gpu])[lane] = ld_relaxed_sys(words + lane);
     }
     c_known = true;

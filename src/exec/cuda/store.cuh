@@ -1,4 +1,4 @@
-// The store warps, one per consumer warpgroup: write finished boxes out, then raise the task's flags and hand the
+// The store warps, one per consumer warpgroup: write finished boxes out by TMA, then raise the task's flags and hand the
 // network writes that these complete to the proxy. Consumers need not wait for any of it.
 #pragma once
 #include "exec/cuda/device_push.cuh"
@@ -11,34 +11,35 @@ template <class Tile>
 struct Store {
   const DeviceCall& call;
   SharedMemory<Tile>& s;
-  const EpochView epoch;
   const int wg;  // the consumer warpgroup that this warp serves
+  EpochView epoch{};
   const std::uint32_t lane = threadIdx.x % 32;
   RingPosition<2> in{0, 0};
 
   __device__ void run_warp() {
     RingPosition<kTaskRing> at;
+    s.begun.wait(0);
+    epoch = EpochView(s.epoch);
+    bool counts = s.first_counts;
     for (bool more = true; more; at.advance()) {
       s.ring_full[at.slot].wait(at.phase);
       const DeviceTask& task = s.ring[at.slot];
       const bool signals =
           task.signals[0].gpu_begin != task.signals[0].gpu_end || task.signals[1].gpu_begin != task.signals[1].gpu_end;
       const bool is_product = task.action == DeviceAction::kGemm && call.k > 0;
-      bool complete = true;
-      if (is_product && task.part.count > 1) {
+      bool complete = counts;
+      counts = true;
+      if (complete && is_product && task.part.count > 1) {
         take_report_warp();
         complete = task.complete;
       }
+      if (planted(Fault::kFlagFirst) && complete && signals) raise(task.signals[wg]);
       if (!complete) {
-        // another CTA adds this tile's parts up
-      } else if (is_product && is_boxed(call, task)) {
-        if (!Tile::stores(wg)) {
-          // the other warpgroup has the results
-        } else if (is_tensor(call, task)) {
+        // another CTA has this tile, or adds its parts up
+      } else if (is_product && is_boxed(call, task) && is_tensor(call, task)) {
+        if (Tile::stores(wg)) {  // else the other warpgroup has the results
           store_tile(task);
-          if (signals && elect_thread()) bulk_wait_thread();
-        } else {
-          write_tile_warp(task);
+          if (signals && !planted(Fault::kNoStoreWait) && elect_thread()) bulk_wait_thread();
         }
       } else if (task.action == DeviceAction::kGemm || task.action == DeviceAction::kMove) {
         take_report_warp();
@@ -47,7 +48,7 @@ struct Store {
         // order: both warpgroups' halves come before either's signals.
         __syncwarp();
         named_barrier_sync(kStoreBarrier, 64);
-        raise(task.signals[wg]);
+        if (!planted(Fault::kFlagFirst)) raise(task.signals[wg]);
       }
       more = task.action != DeviceAction::kExit;
       __syncwarp();
@@ -71,8 +72,8 @@ struct Store {
   __device__ void store_tile(const DeviceTask& task) {
     const bool to_c = task.dst == Buffer::kC;
     const CUtensorMap& map = to_c ? call.c : call.packed[epoch.parity];
-    const std::int32_t row =
-        (to_c ? task.row : static_cast<std::int32_t>(task.dst_offset / Tile::kBn)) + Tile::first_row(wg);
+    const std::int32_t row = (to_c ? task.row : static_cast<std::int32_t>(task.dst_offset / Tile::kBn)) +
+                             Tile::first_row(planted(Fault::kWrongHalf) ? 1 - wg : wg);
     const std::int32_t col = to_c ? task.col : 0;
     for (int box = 0; box < Tile::kBoxes; ++box) {
       // order: the consumers' writes to shared memory, fenced for the async proxy; pairs with Consumer::put_box().
@@ -82,7 +83,7 @@ struct Store {
         bulk_commit_thread();
         // Two are under way: the one before has been read.
         bulk_wait_read_thread<1>();
-        if (box > 0) s.unstaged[wg][in.slot ^ 1].arrive();
+        if (box > 0 && !planted(Fault::kNoCredit)) s.unstaged[wg][in.slot ^ 1].arrive();
       }
       in.advance();
     }
@@ -92,51 +93,17 @@ struct Store {
     }
   }
 
-  // The same where TMA stores do not fit: each thread writes two elements of a row, 32 columns apart.
-  __device__ void write_tile_warp(const DeviceTask& task) {
-    const TileTarget target(call, epoch, task);
-    const std::int32_t row0 = Tile::first_row(wg);
-    const std::int32_t rows = min(64, task.rows - row0);
-    const std::uint32_t chunk = lane / 8;  // of 8 columns
-    for (std::int32_t box = 0; box < Tile::kBoxes; ++box) {
-      s.staged[wg][in.slot].wait(in.phase);
-      const std::byte* s_box = s.staging[wg][in.slot] + lane % 8 * 2;
-      const std::int32_t col = box * 64 + static_cast<std::int32_t>(lane);
-      const bool first = col < task.cols;
-      const bool second = col + 32 < task.cols;
-      std::uint16_t* p = target.at<std::uint16_t>(row0, col);
-      std::uint16_t* q = p + 32 * target.col_stride;
-      for (std::int32_t base = 0; base < rows; base += 8) {
-        std::uint16_t bits[8][2];
-#pragma unroll
-        for (std::uint32_t j = 0; j < 8; ++j) {  // rows of a swizzle atom
-          const std::byte* s_row = s_box + (base + j) * 128;
-          bits[j][0] = *reinterpret_cast<const std::uint16_t*>(s_row + (chunk ^ j) * 16);
-          bits[j][1] = *reinterpret_cast<const std::uint16_t*>(s_row + ((chunk + 4) ^ j) * 16);
-        }
-#pragma unroll
-        for (std::int32_t j = 0; j < 8; ++j) {
-          if (base + j < rows && first) *p = bits[j][0];
-          if (base + j < rows && second) *q = bits[j][1];
-          p += target.row_stride;
-          q += target.row_stride;
-        }
-      }
-      __syncwarp();  // all have read the box
-      if (lane == 0) s.unstaged[wg][in.slot].arrive();
-      in.advance();
-    }
-  }
-
   // One GPU per thread.
   __device__ void raise(const DeviceSignal& signal) {
+    if (planted(Fault::kNoSignal) && blockIdx.x == 0) return;
     for (std::int32_t gpu = signal.gpu_begin + static_cast<std::int32_t>(lane); gpu < signal.gpu_end; gpu += 32) {
       std::uint32_t* flag = epoch.flag(call.rank, gpu, signal.flag);
       if (signal.records > 0 && gpu == call.rank.gpu) {
         // order: as below; also acquires what the other raisers released, for the network reads all of it. Pairs with
         // the proxy's acquire of the record.
         const std::uint32_t before = signal.local != 0 ? atom_add_acq_rel_gpu(flag, 1) : atom_add_acq_rel_sys(flag, 1);
-        if (before + 1 == epoch.use * signal.record_count) push_records(signal);
+        const std::uint32_t wanted = epoch.use * signal.record_count;
+        if (before + (planted(Fault::kRecordFirst) ? signal.record_count : 1) == wanted) push_records(signal);
       } else if (signal.local != 0) {
         // order: all that this CTA has stored for the task, before the flag; pairs with the scheduler's acquire fence.
         red_add_release_gpu(flag, 1);
@@ -157,7 +124,7 @@ struct Store {
       const std::uint64_t begin = global_time_ns();
       if (push_record(call.rank.rings[entry.node], encode(record), begin + call.rank.deadline_ns,
                       &call.rank.control->abort)) {
-        DeviceTimes& times = call.rank.control->times[epoch.parity];
+        DeviceTimes& times = call.rank.control->of(s.epoch);
         times.last[static_cast<int>(Role::kSend)] = begin;
         if (times.first[static_cast<int>(Role::kSend)] == 0) times.first[static_cast<int>(Role::kSend)] = begin;
         continue;

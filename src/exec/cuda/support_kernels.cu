@@ -6,23 +6,54 @@
 namespace mkernel {
 namespace {
 
-constexpr int kSquare = 32;     // a block moves 32 x 32 elements, so that reads and writes are both in long runs
-constexpr int kRepackRows = 8;  // rows that the block's threads take at once
+constexpr int kSquare = 32;     // a block moves 32 x 32 elements, so that reads and writes are both in long runs,
+constexpr int kRepackRows = 8;  // 8 rows of threads, which take as many rows at once
+constexpr int kRun = 64;        // where rows are contiguous a warp moves runs of 64 elements,
+constexpr int kRuns = 8;        // so many of them
+constexpr int kBlockRuns = kRuns * kRepackRows;
 
-std::int64_t squares_across(const Repack& job) { return ceil_div(job.dst_pitch, kSquare); }
-std::int64_t squares(const Repack& job) { return squares_across(job) * ceil_div(job.rows, kSquare); }
+bool has_runs(const Repack& job) { return job.src.col_stride == 1; }
+std::int64_t repack_blocks(const Repack& job) {
+  if (has_runs(job)) return ceil_div(job.rows * ceil_div(job.dst_pitch, kRun), kBlockRuns);
+  return ceil_div(job.dst_pitch, kSquare) * ceil_div(job.rows, kSquare);
+}
 
-// One block per square of a dst, those of `one` first; blockDim (32, 8).
-__global__ void repack_kernel(Repack one, std::int64_t one_squares, std::int64_t one_across, Repack other,
-                              std::int64_t other_across) {
+// All runs of a warp are on their way before the first is written: loads under predicates, no branches.
+__device__ __forceinline__ void repack_runs_warp(const Repack& job, std::int64_t first_run) {
+  const std::int64_t across = ceil_div(job.dst_pitch, kRun);
+  const auto* g_src = static_cast<const std::uint16_t*>(job.src.data);
+  auto* g_dst = static_cast<std::uint16_t*>(job.dst);
+  std::int64_t row = first_run / across;
+  std::int64_t col = first_run % across * kRun + 2 * threadIdx.x;
+  std::uint16_t low[kRuns];
+  std::uint16_t high[kRuns];
+  std::uint32_t* to[kRuns];
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    const bool inside = row < job.rows;
+    const std::uint16_t* p = g_src + row * job.src.row_stride + col;
+    low[i] = 0;
+    high[i] = 0;
+    if (inside && col < job.cols) low[i] = p[0];
+    if (inside && col + 1 < job.cols) high[i] = p[1];
+    to[i] = inside && col < job.dst_pitch ? reinterpret_cast<std::uint32_t*>(g_dst + row * job.dst_pitch + col) : nullptr;
+    col += kRun;
+    const bool wraps = col >= across * kRun;
+    col -= wraps ? across * kRun : 0;
+    row += wraps ? 1 : 0;
+  }
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    if (to[i] != nullptr) *to[i] = low[i] | static_cast<std::uint32_t>(high[i]) << 16;
+  }
+}
+
+__device__ __forceinline__ void repack_square_cta(const Repack& job, std::int64_t square) {
   __shared__ std::uint16_t s_square[kSquare][kSquare + 2];  // padded against bank conflicts
-  const bool is_one = blockIdx.x < one_squares;
-  const Repack job = is_one ? one : other;
-  const std::int64_t square = is_one ? blockIdx.x : blockIdx.x - one_squares;
-  const std::int64_t across = is_one ? one_across : other_across;
   const DeviceMatrix& src = job.src;
   const auto* g_src = static_cast<const std::uint16_t*>(src.data);
   auto* g_dst = static_cast<std::uint16_t*>(job.dst);
+  const std::int64_t across = ceil_div(job.dst_pitch, kSquare);
   const std::int64_t row0 = square / across * kSquare;
   const std::int64_t col0 = square % across * kSquare;
   const bool along_rows = src.row_stride < src.col_stride;  // the source is contiguous along rows: read that way
@@ -43,6 +74,21 @@ __global__ void repack_kernel(Repack one, std::int64_t one_squares, std::int64_t
     const std::int64_t row = row0 + r;
     const std::int64_t col = col0 + threadIdx.x;
     if (row < job.rows && col < job.dst_pitch) g_dst[row * job.dst_pitch + col] = s_square[r][threadIdx.x];
+  }
+}
+
+// Blocks of `one` first; blockDim (32, 8).
+__global__ void repack_kernel(const __grid_constant__ Repack one, std::int64_t one_blocks,
+                              const __grid_constant__ Repack other) {
+  let_next_begin();
+  wait_for_stream();
+  const bool is_one = blockIdx.x < one_blocks;
+  const Repack& job = is_one ? one : other;
+  const std::int64_t block = is_one ? blockIdx.x : blockIdx.x - one_blocks;
+  if (job.src.col_stride == 1) {
+    repack_runs_warp(job, block * kBlockRuns + threadIdx.y * kRuns);
+  } else {
+    repack_square_cta(job, block);
   }
 }
 
@@ -105,11 +151,11 @@ __global__ void raise_signals_kernel(const __grid_constant__ DeviceCall call, st
 
 }  // namespace
 
-void launch_repack(const Repack& one, const Repack& other, cudaStream_t stream) {
-  const std::int64_t blocks = squares(one) + squares(other);
-  if (blocks == 0) return;
-  repack_kernel<<<static_cast<unsigned>(blocks), dim3(kSquare, kRepackRows), 0, stream>>>(
-      one, squares(one), max_of(1, squares_across(one)), other, max_of(1, squares_across(other)));
+cudaError_t launch_repack(const Repack& one, const Repack& other, cudaStream_t stream, Overlap overlap) {
+  const std::int64_t blocks = repack_blocks(one) + repack_blocks(other);
+  if (blocks == 0) return cudaSuccess;
+  return launch(repack_kernel, static_cast<unsigned>(blocks), dim3(kSquare, kRepackRows), 0, stream, overlap, one,
+                repack_blocks(one), other);
 }
 
 void launch_deliver(const DeviceMatrix& dst, const DeviceMatrix& src, std::int64_t rows, std::int64_t cols,

@@ -3,11 +3,12 @@
 #include <cuda_runtime.h>
 
 #include "exec/cuda/device_call.h"
+#include "exec/cuda/launch.h"
 
 namespace mkernel {
 
 // dst (rows, cols), row-major with `dst_pitch` elements from row to row, = src (rows, cols) with any strides; 16-bit
-// elements. Columns from `cols` to `dst_pitch` become 0.
+// elements. Columns from `cols` to `dst_pitch`, a multiple of 8, become 0.
 struct Repack {
   void* dst = nullptr;
   std::int64_t dst_pitch = 0;
@@ -16,7 +17,7 @@ struct Repack {
   std::int64_t cols = 0;
 };
 // Both in one kernel, for a launch takes longer than a small matrix; either may be empty.
-void launch_repack(const Repack& one, const Repack& other, cudaStream_t stream);
+cudaError_t launch_repack(const Repack& one, const Repack& other, cudaStream_t stream, Overlap overlap);
 
 // dst = src, both (rows, cols) of 16-bit elements with any strides; src is wide, and its rows may be read in whole
 // units of 16 bytes.

@@ -71,7 +71,7 @@ class Builder {
       DeviceTask row = make_row(task);
       row.index = static_cast<std::uint32_t>(index);
       row.role_lane = static_cast<std::uint8_t>(static_cast<int>(role) | ((lane & 0x3f) << 2));
-      if (role == Role::kCompute && tiles_++ >= split_.first_tile) {
+      if (role == Role::kCompute && tiles_++ >= split_.first_tile && split_.parts > 1) {
         add_parts(row);
       } else {
         table_.tasks.push_back(row);
@@ -96,21 +96,22 @@ class Builder {
       rows = max_of(rows, task.block.rows);
     }
     table_.tile_rows = static_cast<std::int32_t>(rows);
-    const std::int32_t parts = has_parts(plan_.spec().tiling.bn) ? min_of(split_k.parts, blocks_) : 1;
+    if (!has_parts(plan_.spec().tiling.bn)) return;
+    const std::int32_t parts = min_of(split_k.parts, blocks_);
     if (parts > 1) split_ = {0, parts};
-    if (parts == 0) split_ = choose_split(plan_.spec().tiling, tiles, rows, blocks_, split_k.sms);
-    table_.parts = split_.parts;
+    if (split_k.parts == 0) split_ = choose_split(plan_.spec(), tiles, split_k.sms);
   }
 
   // A tile whose K is cut: its parts follow each other, all with its waits and signals.
   void add_parts(DeviceTask row) {
-    const std::int32_t parts = split_.parts;
-    row.part.slot = table_.split_tiles++;
-    row.part.count = static_cast<std::uint16_t>(parts);
-    for (std::int32_t i = 0; i < parts; ++i) {
+    row.part.slot = table_.parts;
+    row.part.count = static_cast<std::uint16_t>(split_.parts);
+    table_.parts += row.part.count;
+    for (std::int32_t i = 0; i < split_.parts; ++i) {
       row.part.number = static_cast<std::uint16_t>(i);
-      row.part.first_block = static_cast<std::int32_t>(std::int64_t{blocks_} * i / parts);
-      row.part.blocks = static_cast<std::int32_t>(std::int64_t{blocks_} * (i + 1) / parts) - row.part.first_block;
+      row.part.first_block = static_cast<std::int32_t>(std::int64_t{blocks_} * i / split_.parts);
+      row.part.blocks =
+          static_cast<std::int32_t>(std::int64_t{blocks_} * (i + 1) / split_.parts) - row.part.first_block;
       table_.tasks.push_back(row);
     }
   }

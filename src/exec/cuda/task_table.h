@@ -15,8 +15,7 @@ struct TaskTable {
   std::vector<DeviceLane> lanes;      // compute, then intra, then recv
   std::vector<DeviceRecord> records;  // network writes, by the signal that completes what they wait for
   std::int32_t tile_rows = 0;         // of the tallest GEMM tile
-  std::uint32_t split_tiles = 0;      // tiles whose K is cut,
-  std::int32_t parts = 1;             // each into this many parts
+  std::uint32_t parts = 0;            // of tiles whose K is cut, in all
 };
 
 // How K of a rank's tiles is cut.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -215,36 +216,39 @@ TEST(TaskTable, CutsTilesAlongKIntoPartsThatCoverIt) {
       const auto table = make_task_table(PlanSource{Plan(spec)}, 0, {132, parts});
       ASSERT_TRUE(table.ok());
       const auto blocks = static_cast<std::int32_t>(ceil_div(k, kBlockK));
-      std::uint32_t tile = 0;
-      std::uint32_t cut_tiles = 0;
-      for (std::size_t i = 0; i < table->tasks.size(); ++tile) {
-        const TilePart first = table->tasks[i].part;
+      // By tile, in the order of K.
+      std::map<std::uint32_t, std::vector<TilePart>> tiles;
+      for (const DeviceTask& task : table->tasks) tiles[task.index].push_back(task.part);
+      std::uint32_t sum_slots = 0;
+      for (auto& [tile, parts_of] : tiles) {
+        std::ranges::sort(parts_of, {}, &TilePart::number);
+        const TilePart first = parts_of[0];
+        ASSERT_EQ(first.count, parts_of.size());
         std::int32_t next_block = 0;
-        for (int p = 0; p < first.count; ++p, ++i) {
-          const TilePart& part = table->tasks[i].part;
-          EXPECT_EQ(table->tasks[i].index, tile);
-          EXPECT_EQ(part.number, p);
-          EXPECT_EQ(part.slot, first.slot);
-          EXPECT_EQ(part.first_block, next_block);
-          EXPECT_GT(part.blocks, 0);
-          next_block += part.blocks;
+        for (std::size_t p = 0; p < parts_of.size(); ++p) {
+          EXPECT_EQ(parts_of[p].number, p);
+          EXPECT_EQ(parts_of[p].slot, first.slot);
+          EXPECT_EQ(parts_of[p].first_block, next_block);
+          EXPECT_GT(parts_of[p].blocks, 0);
+          next_block += parts_of[p].blocks;
         }
         EXPECT_EQ(next_block, blocks);
         if (first.count > 1) {
-          EXPECT_EQ(first.slot, cut_tiles++);
+          EXPECT_EQ(first.slot, sum_slots);
+          sum_slots += first.count;
         }
         if (parts > 1 && has_parts(spec.tiling.bn)) {
           EXPECT_EQ(first.count, std::min(parts, blocks));
         }
       }
-      EXPECT_EQ(table->split_tiles, cut_tiles);
+      EXPECT_EQ(table->parts, sum_slots);
     }
   }
 }
 
 // Those of GpuOperator.IsRightWhereKIsCutOverCtas, on a whole H200.
 TEST(TaskTable, CutsTheTilesOfTheShapesThatTheGpuTestTakes) {
-  constexpr std::int64_t kCut[][3] = {{100, 96, 16384}, {1, 4096, 4096}, {129, 127, 8191}, {20, 500, 8192}};
+  constexpr std::int64_t kCut[][3] = {{100, 96, 16384}, {1, 1000, 16384}, {129, 127, 8191}, {20, 500, 8192}, {128, 1500, 8192}};
   for (const auto& [m, n, k] : kCut) {
     PlanSpec spec;
     spec.op = Op::kGemmAllReduce;
@@ -255,8 +259,7 @@ TEST(TaskTable, CutsTheTilesOfTheShapesThatTheGpuTestTakes) {
     spec.tiling = choose_gpu_tiling(spec, 132);
     const auto table = make_task_table(PlanSource{Plan(spec)}, 0, {132, 0});
     ASSERT_TRUE(table.ok());
-    EXPECT_GT(table->parts, 1) << m << " x " << n << " x " << k;
-    EXPECT_GT(table->split_tiles, 0u);
+    EXPECT_GT(table->parts, 1u) << m << " x " << n << " x " << k;
   }
 }
 
@@ -268,10 +271,14 @@ TEST(TileChoice, CutsKWhereTilesAreFewAndKIsLong) {
   spec.k = 16384;
   spec.tiling = choose_gpu_tiling(spec, 132);
   const std::int64_t tiles = ceil_div(spec.m, spec.tiling.bm) * ceil_div(spec.n, spec.tiling.bn);
-  EXPECT_GT(choose_split(spec.tiling, tiles, 64, 256, 132).parts, 4);
+  EXPECT_GT(choose_split(spec, tiles, 132).parts, 4);
   // Not where every SM has a tile, nor where K is short.
-  EXPECT_EQ(choose_split({.bm = 128, .bn = 128}, 132, 128, 256, 132).parts, 1);
-  EXPECT_EQ(choose_split({.bm = 128, .bn = 128}, 10, 128, 2, 132).parts, 1);
+  spec.tiling = {.bm = 128, .bn = 128};
+  spec.m = 12 * 128;
+  spec.n = 11 * 128;
+  EXPECT_EQ(choose_split(spec, 132, 132).parts, 1);
+  spec.k = 128;
+  EXPECT_EQ(choose_split(spec, 10, 132).parts, 1);
 }
 
 }  // namespace

@@ -18,8 +18,16 @@ struct TileSplit {
   std::int32_t parts = 1;
 };
 
-// For a rank with `tiles` tiles of at most `rows` rows each and `blocks` k blocks, on `sms` SMs. Depends on nothing
-// else, above all not on the partition of the SMs, so that results do not either.
-TileSplit choose_split(const Tiling& tiling, std::int64_t tiles, std::int64_t rows, std::int64_t blocks, int sms);
+// For a rank with `tiles` tiles on `sms` SMs. Depends on nothing else, above all not on the partition of the SMs, so that results do not
+// either.
+TileSplit choose_split(const PlanSpec& spec, std::int64_t tiles, int sms);
+
+// Which operands that TMA could read are copied all the same, to rows that begin at multiples of 128 bytes: TMA asks
+// twice for a piece of a row that crosses such a line.
+struct AlignedCopies {
+  bool a = false;
+  bool b = false;
+};
+AlignedCopies choose_copies(const PlanSpec& spec, int sms);
 
 }  // namespace mkernel

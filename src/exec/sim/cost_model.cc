@@ -24,21 +24,24 @@ CostModel efa() {
   return cost;
 }
 
-// Ranks in green contexts of one H200, as `mkernel bench` measures them: give --sms, the SMs of a rank. Fitted to every
-// second case of bench/results/virtual_cluster-h200.json by `mkernel bench suite sim_vs_measured --calibrate`;
-// docs/performance.md shows what it predicts of the others.
+// Ranks in green contexts of one H200, as `mkernel bench` measures them: give --sms, the SMs of a rank. The seven
+// figures of the second group were fitted to every second case of bench/results/virtual_cluster-h200.json, and `mkernel
+// bench suite sim_vs_measured --calibrate` prints them; docs/performance.md shows what they predict of the others. Half
+// of a round trip of the command ring takes 3 us (`mkernel bench suite command_ring`, H200, 2026-12-02).
 CostModel virtual_cluster() {
   CostModel cost;
   cost.nvlink_bytes_per_ns = 1e6;  // the GPU's memory
-  cost.gemm_efficiency = 0.716;
-  cost.tile_ns = 1623;
-  cost.gathered_tile = 1.377;
-  cost.sm_bytes_per_ns = 82.4;
-  cost.move_ns = 1833;
-  cost.record_ns = 2220;
-  cost.wire_bytes_per_ns = 114;
+  cost.record_ns = 3000;
   cost.net_bytes_per_ns = 6.06;  // 16 SMs' share of 50 GB/s
   cost.net_ns = 5000;
+
+  cost.gemm_efficiency = 0.7361;
+  cost.tile_ns = 1968;
+  cost.memory_bytes_per_ns = 3427;
+  cost.sm_bytes_per_ns = 87.61;
+  cost.move_ns = 1679;
+  cost.wire_bytes_per_ns = 25.31;
+  cost.wire_ns = 2099;
   return cost;
 }
 

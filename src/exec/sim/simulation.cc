@@ -76,7 +76,8 @@ Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* co
 
   LinkModel link;
   link.bytes_per_ns = cost_.net_bytes_per_ns;
-  if (cost_.wire_bytes_per_ns > 0) link.bytes_per_ns = std::min(link.bytes_per_ns, cost_.wire_bytes_per_ns / world_);
+  link.copy_bytes_per_ns = cost_.wire_bytes_per_ns;
+  link.copy_ns = cost_.wire_ns;
   link.latency_ns = cost_.net_ns;
   link.unordered = cost_.unordered || inject.net_pieces > 0;
   link.pieces = std::max(1, inject.net_pieces);
@@ -197,6 +198,7 @@ void Simulation::launch(std::int32_t rank) {
   r.warned = false;
   r.remaining = 0;
   r.gated = 0;
+  r.moves_left = 0;
   r.progress_at = now_;
   if (op.memory && !call.arguments.empty()) op.memory->bind(rank, r.epoch, call.arguments[rank]);
 
@@ -212,6 +214,7 @@ void Simulation::launch(std::int32_t rank) {
       l.open = open;
       r.remaining += l.count;
       if (first_phase(op, role)) r.gated += l.count;
+      if (role == Role::kIntra || role == Role::kRecv) r.moves_left += l.count;
     }
   }
   for (; index < completion_lane_; ++index) lane_of(rank, index).count = -1;

@@ -70,8 +70,9 @@ class Simulation final : public Landing {
     bool running = false;
     bool dead = false;
     bool warned = false;
-    std::int64_t remaining = 0;  // tasks of this call that are not finished
-    std::int64_t gated = 0;      // those of the first phase of an unfused call
+    std::int64_t remaining = 0;   // tasks of this call that are not finished
+    std::int64_t gated = 0;       // those of the first phase of an unfused call
+    std::int64_t moves_left = 0;  // tasks of intra and recv that no SM has taken
     Nanos progress_at = 0;
     Nanos proxy_at = kNever;
     std::vector<std::int32_t> ready[3];  // lanes with a ready head, by role (compute, intra, recv)
@@ -136,6 +137,8 @@ class Simulation final : public Landing {
   bool waits_met(std::int32_t rank, std::int32_t lane);
   void load_head(std::int32_t rank, Lane& lane);
   void finish_task(std::int32_t rank, Role role);
+  bool movers_compute(std::int32_t rank);
+  void move_taken(std::int32_t rank, Role role);
   bool send(std::int32_t rank, Lane& lane);
   std::int32_t take_idle_sm(std::int32_t rank, Role role);
   void start(std::int32_t rank, std::int32_t sm, std::int32_t lane);
@@ -144,6 +147,7 @@ class Simulation final : public Landing {
   void raise_signals(std::int32_t rank, const Sm& s, std::size_t process);
   void raise(Flag& flag, std::int32_t rank, std::uint32_t value, Nanos latency);
   Nanos duration(const Operator& op, std::int32_t rank, const Task& task, const Sm& sm);
+  double refetch_ns(const Operator& op, std::int32_t rank) const;
   double attend_ns(const Plan& plan, std::int32_t rank, const Task& task) const;
   Nanos reserve(std::vector<Nanos>& link, std::int32_t rank, std::int64_t bytes);
   void step_proxy(std::int32_t rank);

@@ -2,6 +2,7 @@
 #include "exec/sim/simulation.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace mkernel {
 namespace {
@@ -76,6 +77,7 @@ void Simulation::advance(std::int32_t rank, std::int32_t lane) {
   }
   while (l.head < l.count) {
     if (l.task.action == Action::kNone) {
+      move_taken(rank, l.role);
       finish_task(rank, l.role);
     } else {
       if (!waits_met(rank, lane)) return;
@@ -110,6 +112,23 @@ void Simulation::finish_task(std::int32_t rank, Role role) {
   if (--r.remaining == 0) schedule(now_, rank, lane_actor(completion_lane_));
 }
 
+// As on a GPU, movers leave tiles alone while moves may still come, for a tile takes long; unless nobody else computes.
+bool Simulation::movers_compute(std::int32_t rank) {
+  const Rank& r = ranks_[rank];
+  return !options_.fused || r.moves_left == 0 || op_of(r).partition.compute == 0;
+}
+
+// The last move that is taken sets idle movers free for tiles.
+void Simulation::move_taken(std::int32_t rank, Role role) {
+  Rank& r = ranks_[rank];
+  if (role != Role::kIntra && role != Role::kRecv) return;
+  if (--r.moves_left > 0 || !options_.fused || op_of(r).partition.compute == 0) return;
+  for (const Role movers : {Role::kIntra, Role::kRecv}) {
+    const std::vector<std::int32_t> idle = std::exchange(r.idle[slot(movers)], {});
+    for (const std::int32_t sm : idle) next_task(rank, sm);
+  }
+}
+
 bool Simulation::send(std::int32_t rank, Lane& l) {
   Rank& r = ranks_[rank];
   const auto number = static_cast<std::uint32_t>(calls_[r.call].op);
@@ -142,7 +161,7 @@ std::int32_t Simulation::take_idle_sm(std::int32_t rank, Role role) {
   for (const std::size_t s :
        {own, own == 1 ? std::size_t{2} : std::size_t{1}, own == 0 ? std::size_t{2} : std::size_t{0}}) {
     auto& idle = r.idle[s];
-    if (idle.empty()) continue;
+    if (idle.empty() || (role == Role::kCompute && s != own && !movers_compute(rank))) continue;
     if (options_.inject.shuffle) std::swap(idle[random_.below(idle.size())], idle.back());
     const std::int32_t sm = idle.back();
     idle.pop_back();
@@ -165,6 +184,7 @@ void Simulation::start(std::int32_t rank, std::int32_t sm, std::int32_t lane) {
     acquire_waits(rank, op, l.task, sm_process(rank, sm));
     check_accesses(rank, sm);
   }
+  move_taken(rank, l.role);
   s.act_at_end = options_.inject.shuffle && (random_.next() & 1) != 0;
   if (op.memory && !s.act_at_end) op.memory->act(rank, l.task, r.epoch, *op.scratch);
   schedule(now_ + duration(op, rank, l.task, s), rank, sm_actor(sm));
@@ -194,6 +214,8 @@ void Simulation::next_task(std::int32_t rank, std::int32_t sm) {
   for (const Role role : op.orders[static_cast<std::size_t>(sm)]) {
     auto& ready = r.ready[slot(role)];
     if (ready.empty()) continue;
+    const bool mover = op.first_roles[static_cast<std::size_t>(sm)] != Role::kCompute;
+    if (mover && role == Role::kCompute && !movers_compute(rank)) continue;
     std::size_t pick = 0;
     if (options_.inject.shuffle) pick = random_.below(ready.size());
     const std::int32_t lane = ready[pick];
@@ -258,6 +280,22 @@ double Simulation::attend_ns(const Plan& plan, std::int32_t rank, const Task& ta
          flops * cost_.sms / (cost_.gemm_flops_per_ns * cost_.attend_efficiency);
 }
 
+// Gathered rows are multiplied in the order of their arrival, a row of tiles after the other, not in bands: what tiles
+// that run at the same time want of A and B is used by no later ones, so where that is more than one GPU's L2 holds for
+// all ranks, the rest comes from its memory while they run.
+double Simulation::refetch_ns(const Operator& op, std::int32_t rank) const {
+  if (cost_.memory_bytes_per_ns <= 0) return 0;
+  const PlanSpec& spec = op.plan.spec();
+  const double columns = static_cast<double>(ceil_div(op.plan.c_extent(rank).cols, spec.tiling.bn));
+  const double tiles = std::max(op.partition.compute, 1);
+  const double at_once = std::min(columns, tiles);
+  const double lines = std::max(1.0, tiles / columns) * static_cast<double>(spec.tiling.bm) +
+                       at_once * static_cast<double>(spec.tiling.bn);
+  const double bytes =
+      lines * static_cast<double>(op.plan.gemm_k(rank)) * static_cast<double>(dtype_bytes(spec.dtype)) * world_;
+  return std::max(0.0, bytes - cost_.cache_bytes) / cost_.memory_bytes_per_ns;
+}
+
 Nanos Simulation::duration(const Operator& op, std::int32_t rank, const Task& task, const Sm& sm) {
   double ns = 0;
   Nanos link_free = now_;
@@ -265,9 +303,8 @@ Nanos Simulation::duration(const Operator& op, std::int32_t rank, const Task& ta
     // A wgmma instruction takes 64 rows and a multiple of 8 columns, however few are wanted.
     const double flops = 2.0 * static_cast<double>(round_up(task.block.rows, 64)) *
                          static_cast<double>(round_up(task.block.cols, 8)) * static_cast<double>(op.plan.gemm_k(rank));
-    const double factor = task.src == Buffer::kGather ? cost_.gathered_tile : 1;
-    ns = static_cast<double>(cost_.tile_ns) +
-         factor * flops * cost_.sms / (cost_.gemm_flops_per_ns * cost_.gemm_efficiency);
+    ns = static_cast<double>(cost_.tile_ns) + flops * cost_.sms / (cost_.gemm_flops_per_ns * cost_.gemm_efficiency) +
+         (task.src == Buffer::kGather ? refetch_ns(op, rank) : 0);
   } else if (task.action == Action::kAttend) {
     ns = attend_ns(op.plan, rank, task);
   } else {

@@ -31,10 +31,11 @@ struct NetworkOptions {
 struct NetworkKind {
   std::string name;
   enum class Family { kLocal, kLibfabric, kVerbs } family = Family::kLocal;
-  int pieces = 0;        // counted arrivals per put; 0: the network writes stamps
-  bool shuffle = false;  // kVerbs
-  bool notify = true;    // kVerbs, ordered
-  bool fake = false;     // kVerbs: over the device in fake_verbs.h
+  int pieces = 0;                           // counted arrivals per put; 0: the network writes stamps
+  bool shuffle = false;                     // kVerbs
+  bool notify = true;                       // kVerbs, ordered
+  bool fake = false;                        // kVerbs: over the device in fake_verbs.h
+  std::string local_address = "127.0.0.1";  // kLibfabric: of the interface to use
 };
 
 std::string network_name(const NetworkKind& kind);

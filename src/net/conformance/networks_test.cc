@@ -64,7 +64,7 @@ std::unique_ptr<ProcessEndpoint> make_endpoint(const NetworkKind& kind, std::int
                                                int queue_depth, bool star, bool impatient) {
   if (kind.family == NetworkKind::Family::kLibfabric) {
     FabricOptions options;
-    options.local_address = "127.0.0.1";
+    options.local_address = kind.local_address;
     options.queue_depth = queue_depth;
     options.pieces = kind.pieces;
     auto endpoint = create_fabric_endpoint(rank, world, options);

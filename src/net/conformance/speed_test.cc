@@ -1,5 +1,6 @@
 // How fast each kind of network is between two processes that poll. Prints figures and asserts none: they are read
-// beside those of the networks' own tools (scripts/rdma_tests.sh, scripts/network_speed.sh).
+// beside those of the networks' own tools (scripts/rdma_tests.sh). Started by a launcher that says so (mpirun -np 2 and
+// so on, docs/cluster.md) the two are its processes, on two hosts as well; else the second is a fork of the first.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -10,11 +11,16 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
 #include "net/conformance/networks.h"
+#include "world/bootstrap.h"
+#include "world/launch.h"
 
 namespace mkernel {
 namespace {
@@ -28,18 +34,43 @@ std::int64_t rounds(const char* variable, std::int64_t otherwise) {
   return text != nullptr ? std::max(1, std::atoi(text)) : otherwise;
 }
 
-// One of two processes: its end of the network, and a socket to the other for what comes before.
+// Gives the other process a text and returns the other's.
+using Swap = std::function<std::string(const std::string&)>;
+
+// Through a socket between the two.
+Swap swap_over(int socket) {
+  return [socket](const std::string& text) {
+    const std::size_t size = text.size();
+    MK_CHECK(::write(socket, &size, sizeof size) == static_cast<ssize_t>(sizeof size));
+    MK_CHECK(::write(socket, text.data(), size) == static_cast<ssize_t>(size));
+    const auto read_all = [socket](void* data, std::size_t bytes) {
+      for (std::size_t done = 0; done < bytes;) {
+        const ssize_t got = ::read(socket, static_cast<char*>(data) + done, bytes - done);
+        MK_CHECK(got > 0);
+        done += static_cast<std::size_t>(got);
+      }
+    };
+    std::size_t other = 0;
+    read_all(&other, sizeof other);
+    std::string got(other, '\0');
+    read_all(got.data(), other);
+    return got;
+  };
+}
+
+// One of two processes: its end of the network, and a way to the other for what comes before.
 class Side {
  public:
-  Side(const NetworkKind& kind, int rank, int socket) : kind_(kind), rank_(rank), socket_(socket) {
+  Side(const NetworkKind& kind, int rank, Swap swap) : kind_(kind), rank_(rank), swap_(std::move(swap)) {
     heap_.resize(kStampBytes + kInFlight * kLargestPut);
     endpoint_ = make_endpoint(kind, rank, 2, kInFlight);
-    const std::string address = swap_text(endpoint_->address());
+    const std::string address = swap_(endpoint_->address());
     MK_CHECK(endpoint_->connect(1 - rank, address).ok());
     const RemoteHeap mine = endpoint_->add_heap(0, {heap_.data(), std::int64_t(heap_.size())}, 0).value();
+    const std::string told = swap_({reinterpret_cast<const char*>(&mine), sizeof mine});
     RemoteHeap other;
-    write_all(&mine, sizeof mine);
-    read_all(&other, sizeof other);
+    MK_CHECK_OP(told.size(), ==, sizeof other);
+    std::memcpy(&other, told.data(), sizeof other);
     endpoint_->set_remote(0, 1 - rank, other);
   }
 
@@ -65,11 +96,7 @@ class Side {
     while (sent_ < posted_) poll();
   }
   // Returns when both have come here.
-  void meet() {
-    char token = 0;
-    write_all(&token, 1);
-    read_all(&token, 1);
-  }
+  void meet() { swap_("here"); }
 
  private:
   std::uint32_t* stamps() { return reinterpret_cast<std::uint32_t*>(heap_.data()); }
@@ -86,30 +113,10 @@ class Side {
           .store(static_cast<std::uint32_t>((event.epoch + 1) / 2), std::memory_order_release);
     }
   }
-  std::string swap_text(const std::string& text) {
-    const std::size_t size = text.size();
-    std::size_t other = 0;
-    write_all(&size, sizeof size);
-    read_all(&other, sizeof other);
-    write_all(text.data(), size);
-    std::string got(other, '\0');
-    read_all(got.data(), other);
-    return got;
-  }
-  void write_all(const void* data, std::size_t bytes) {
-    MK_CHECK(::write(socket_, data, bytes) == static_cast<ssize_t>(bytes));
-  }
-  void read_all(void* data, std::size_t bytes) {
-    for (std::size_t done = 0; done < bytes;) {
-      const ssize_t got = ::read(socket_, static_cast<char*>(data) + done, bytes - done);
-      MK_CHECK(got > 0);
-      done += static_cast<std::size_t>(got);
-    }
-  }
 
   NetworkKind kind_;
   int rank_;
-  int socket_;
+  Swap swap_;
   std::vector<std::byte> heap_;
   std::unique_ptr<ProcessEndpoint> endpoint_;
   std::array<int, kStampBytes / 4> pieces_ = {};
@@ -164,14 +171,36 @@ struct Figures {
   double large_mb_s = 0;
 };
 
-Figures measure(const NetworkKind& kind, int rank, int socket) {
-  Side side(kind, rank, socket);
+Figures measure(const NetworkKind& kind, int rank, const Swap& swap) {
+  Side side(kind, rank, swap);
   Figures figures;
   std::uint32_t value = 1;
   figures.small_us = latency_us(side, rank, 8, value);
   figures.medium_us = latency_us(side, rank, 4096, value);
   figures.large_mb_s = bandwidth(side, rank, kLargestPut, value);
   return figures;
+}
+
+void print(const NetworkKind& kind, const Figures& figures) {
+  std::printf("%-18s 8 B %8.1f us   4 KiB %8.1f us   1 MiB %8.1f MB/s\n", kind.name.c_str(), figures.small_us,
+              figures.medium_us, figures.large_mb_s);
+}
+
+// As one of the two processes of a launcher.
+void measure_as(const Processes& processes, NetworkKind kind) {
+  BootstrapOptions options;
+  options.rank = processes.rank;
+  options.size = 2;
+  options.job = processes.job + " " + kind.name;
+  options.address = processes.address;
+  const auto bootstrap = Bootstrap::create(options);
+  ASSERT_TRUE(bootstrap.ok()) << bootstrap.error().message;
+  kind.local_address = processes.interface.empty() ? (*bootstrap)->local_address() : processes.interface;
+  const Swap swap = [&](const std::string& text) {
+    return (*bootstrap)->exchange("measure", text, 60).value()[static_cast<std::size_t>(1 - processes.rank)];
+  };
+  const Figures figures = measure(kind, processes.rank, swap);
+  if (processes.rank == 0) print(kind, figures);
 }
 
 class NetworkSpeedTest : public testing::TestWithParam<NetworkKind> {};
@@ -184,20 +213,22 @@ TEST_P(NetworkSpeedTest, TimingOfTwoProcessesThatPoll) {
   if (kind.family == NetworkKind::Family::kLocal || kind.fake) GTEST_SKIP() << "lives in one process";
   if (kind.shuffle) GTEST_SKIP() << "is slow on purpose";
   if (const std::string obstacle = network_obstacle(kind); !obstacle.empty()) GTEST_SKIP() << obstacle;
+  if (const Result<Processes> processes = processes_from_environment(); processes.ok() && processes->size == 2) {
+    return measure_as(*processes, kind);
+  }
   int sockets[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    measure(kind, 1, sockets[1]);
+    measure(kind, 1, swap_over(sockets[1]));
     _exit(0);
   }
-  const Figures figures = measure(kind, 0, sockets[0]);
+  const Figures figures = measure(kind, 0, swap_over(sockets[0]));
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
-  std::printf("%-18s 8 B %8.1f us   4 KiB %8.1f us   1 MiB %8.1f MB/s\n", kind.name.c_str(), figures.small_us,
-              figures.medium_us, figures.large_mb_s);
+  print(kind, figures);
 }
 
 }  // namespace

@@ -101,9 +101,11 @@ class LocalNetwork::LocalEndpoint final : public Endpoint {
     Put put;
     std::int32_t pieces_left = 0;
     bool failed = false;
+    Nanos copied_at = 0;  // when all its bytes have been moved by what stands beside the link
   };
   // What is to be done with a piece of a flight.
   enum class Stage : std::uint8_t {
+    kDepart,  // the egress is free for it: book the ingress
     kLand,    // move its bytes and raise its arrival
     kArrive,  // the bytes are there, only the arrival is to be raised
     kLose,    // the destination is dead, and now we know
@@ -125,7 +127,12 @@ class LocalNetwork::LocalEndpoint final : public Endpoint {
   // order: none needed. Death has no happens-before.
   bool dead(std::int32_t rank) const { return port(rank).dead.load(std::memory_order_relaxed); }
   double random();
-  Nanos book(const Put& put, std::int64_t bytes);
+  Nanos wire_ns(std::int64_t bytes) const;
+  std::int64_t piece_bytes(std::int32_t piece) const;
+  void leave(std::int32_t piece, Nanos now);
+  Nanos book_copier(std::int64_t bytes, Nanos now);
+  Nanos book_ingress(const Flight& flight, std::int64_t bytes, Nanos departure);
+  std::int32_t flight_of(std::int32_t piece) const { return piece / pieces(); }
   std::int32_t pieces() const { return link().unordered ? link().pieces : 1; }
   void schedule(std::int32_t piece, Nanos when, Stage stage);
   bool carry(const Due& due, Nanos now);
@@ -140,6 +147,7 @@ class LocalNetwork::LocalEndpoint final : public Endpoint {
   std::pmr::vector<Due> due_;       // a heap, soonest first
   std::uint32_t next_number_ = 0;
   Nanos egress_free_ = 0;
+  Nanos copier_free_ = 0;
   std::vector<Nanos> last_arrival_;  // by destination; only for jitter that must keep order
 
   std::atomic<std::int64_t> bytes_sent_ = 0;
@@ -178,7 +186,7 @@ PostStatus LocalNetwork::LocalEndpoint::post(const Put& put, Nanos now) {
   const std::int32_t index = free_flights_.back();
   free_flights_.pop_back();
   Flight& flight = flights_[static_cast<std::size_t>(index)];
-  flight = {put, 1, false};
+  flight = {put, 1, false, book_copier(put.bytes, now)};
   // order: none needed, see bytes_sent().
   bytes_sent_.store(bytes_sent() + put.bytes, std::memory_order_relaxed);
   if (dead(put.dst_rank)) {
@@ -187,9 +195,7 @@ PostStatus LocalNetwork::LocalEndpoint::post(const Put& put, Nanos now) {
   }
   egress_free_ = std::max(now, egress_free_) + link().post_ns;
   flight.pieces_left = pieces();
-  for (std::int32_t piece = 0; piece < pieces(); ++piece) {
-    schedule(index * pieces() + piece, book(put, Split{put.bytes, pieces()}.size(piece)), Stage::kLand);
-  }
+  for (std::int32_t piece = 0; piece < pieces(); ++piece) leave(index * pieces() + piece, now);
   return PostStatus::kPosted;
 }
 
@@ -208,7 +214,7 @@ int LocalNetwork::LocalEndpoint::poll(Nanos now, std::span<TransportEvent> event
     const Due due = due_.back();
     due_.pop_back();
     if (!carry(due, now)) continue;
-    const std::int32_t index = due.piece / pieces();
+    const std::int32_t index = flight_of(due.piece);
     Flight& flight = flights_[static_cast<std::size_t>(index)];
     flight.failed |= stages_[static_cast<std::size_t>(due.piece)] == Stage::kLose;
     if (--flight.pieces_left > 0) continue;
@@ -232,25 +238,50 @@ double LocalNetwork::LocalEndpoint::random() {
   return static_cast<double>(engine_() >> 11) * 0x1p-53;  // the upper bits are the good ones
 }
 
-// Books both links for `bytes` of a put; returns when they arrive.
-Nanos LocalNetwork::LocalEndpoint::book(const Put& put, std::int64_t bytes) {
+Nanos LocalNetwork::LocalEndpoint::wire_ns(std::int64_t bytes) const {
   const double rate = link().bytes_per_ns;
-  const Nanos wire = rate > 0 ? static_cast<Nanos>(std::ceil(static_cast<double>(bytes) / rate)) : 0;
-  egress_free_ += wire;
-  const Nanos earliest = egress_free_ + link().latency_ns;
+  return rate > 0 ? static_cast<Nanos>(std::ceil(static_cast<double>(bytes) / rate)) : 0;
+}
+
+std::int64_t LocalNetwork::LocalEndpoint::piece_bytes(std::int32_t piece) const {
+  return Split{flights_[static_cast<std::size_t>(flight_of(piece))].put.bytes, pieces()}.size(piece % pieces());
+}
+
+// Books the egress for a piece, and the ingress too when it departs at once.
+void LocalNetwork::LocalEndpoint::leave(std::int32_t piece, Nanos now) {
+  const Nanos departure = egress_free_;
+  egress_free_ += wire_ns(piece_bytes(piece));
+  if (departure > now) return schedule(piece, departure, Stage::kDepart);
+  schedule(piece, book_ingress(flights_[static_cast<std::size_t>(flight_of(piece))], piece_bytes(piece), departure),
+           Stage::kLand);
+}
+
+// When what moves the bytes beside the link will have moved those of a put that is posted now.
+Nanos LocalNetwork::LocalEndpoint::book_copier(std::int64_t bytes, Nanos now) {
+  if (link().copy_bytes_per_ns <= 0) return 0;
+  const double ns = static_cast<double>(bytes) / link().copy_bytes_per_ns;
+  copier_free_ = std::max(now, copier_free_) + link().copy_ns + static_cast<Nanos>(std::ceil(ns));
+  return copier_free_;
+}
+
+// Books the ingress for `bytes` that depart at `departure`; returns when they arrive.
+Nanos LocalNetwork::LocalEndpoint::book_ingress(const Flight& flight, std::int64_t bytes, Nanos departure) {
+  const Nanos wire = wire_ns(bytes);
+  const Nanos earliest = departure + wire + link().latency_ns;
 
   // order: none needed. The word is a clock that senders push on; it publishes nothing. Every round that fails is one
   // in which another sender booked.
-  std::atomic<Nanos>& ingress = port(put.dst_rank).ingress_free;
+  std::atomic<Nanos>& ingress = port(flight.put.dst_rank).ingress_free;
   Nanos ingress_free = ingress.load(std::memory_order_relaxed);
   Nanos arrival = std::max(earliest, ingress_free + wire);
   while (!ingress.compare_exchange_weak(ingress_free, arrival, std::memory_order_relaxed)) {
     arrival = std::max(earliest, ingress_free + wire);
   }
 
+  arrival = std::max(arrival, flight.copied_at);
   if (link().jitter_ns > 0) arrival += static_cast<Nanos>(random() * static_cast<double>(link().jitter_ns + 1));
   if (!last_arrival_.empty()) {
-    Nanos& last = last_arrival_[static_cast<std::size_t>(put.dst_rank)];
+    Nanos& last = last_arrival_[static_cast<std::size_t>(flight.put.dst_rank)];
     last = arrival = std::max(arrival, last);
   }
   return arrival;
@@ -267,9 +298,14 @@ void LocalNetwork::LocalEndpoint::schedule(std::int32_t piece, Nanos when, Stage
 bool LocalNetwork::LocalEndpoint::carry(const Due& due, Nanos now) {
   const Stage stage = stages_[static_cast<std::size_t>(due.piece)];
   if (stage == Stage::kLose) return true;
-  const Put& put = flights_[static_cast<std::size_t>(due.piece / pieces())].put;
+  const Flight& flight = flights_[static_cast<std::size_t>(flight_of(due.piece))];
+  const Put& put = flight.put;
   if (dead(put.dst_rank)) {
     schedule(due.piece, now + link().dead_detect_ns, Stage::kLose);
+    return false;
+  }
+  if (stage == Stage::kDepart) {
+    schedule(due.piece, book_ingress(flight, piece_bytes(due.piece), due.when), Stage::kLand);
     return false;
   }
   if (stage == Stage::kLand) {

@@ -5,9 +5,13 @@
 // at the destination's endpoint (unordered, counted immediates), whose user counts and publishes them.
 //
 // Model, per put or piece of b bytes with t = b / bytes_per_ns, posted at `now` (cut-through):
-//   egress_free[src]  = max(now, egress_free[src]) + post_ns (first piece) + t
-//   ingress_free[dst] = max(egress_free[src] + latency_ns, ingress_free[dst] + t)
-//   arrival           = ingress_free[dst] + uniform jitter of 0..jitter_ns
+//   departure         = max(now, egress_free[src]) + post_ns (first piece)
+//   egress_free[src]  = departure + t
+//   ingress_free[dst] = max(departure + t + latency_ns, ingress_free[dst] + t)
+//   arrival           = max(ingress_free[dst], copied) + uniform jitter of 0..jitter_ns
+// The ingress is booked when the put departs, not when it is posted: a put that still waits for its sender's egress
+// holds up nobody (docs/decisions/0011). `copied` counts where something beside the link has to move the bytes:
+//   copied = max(now, copier_free[src]) + copy_ns + b / copy_bytes_per_ns, and copier_free[src] = copied
 // In ordered mode arrivals of one (src, dst) pair are never reordered; pairs are free of each other.
 #pragma once
 #include <atomic>
@@ -30,6 +34,8 @@ struct LinkModel {
   std::uint64_t seed = 1;        // of jitter and of failing posts
   double again_probability = 0;  // of a post failing for the moment
   Nanos post_ns = 0;             // what a post costs its sender's link, whatever its size
+  Nanos copy_ns = 0;             // what a put costs whoever moves its bytes beside the link, whatever its size
+  double copy_bytes_per_ns = 0;  // per sender; 0: the link is all there is
   int queue_depth = 256;         // puts in flight per endpoint; beyond it the endpoint is full
   int arrival_depth = 1024;      // arrivals a destination has not yet polled; beyond it pieces wait at their source
   // How long a sender takes to find its peer dead: retry exhaustion of a reliable connection, about 4 s with 7 retries

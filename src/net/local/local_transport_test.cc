@@ -155,6 +155,36 @@ TEST(LocalTransportTest, OneReceiverSharesItsIngressAmongItsSenders) {
   EXPECT_EQ(stamp_times(network), (std::vector<Nanos>{1'100, 2'100, 3'100}));
 }
 
+// Booked when they were posted, the puts of rank 0 that wait for their egress would hold up those of rank 1 that do
+// not.
+TEST(LocalTransportTest, APutThatWaitsForItsEgressHoldsUpNobodyElse) {
+  Network network(3, link_of(1, 100));
+  for (std::int32_t src = 0; src < 3; ++src) {
+    for (const std::int32_t step : {1, 2}) {
+      for (int i = 0; i < 4; ++i) network.post(make_put(src, (src + step) % 3, 1'000, src));
+    }
+  }
+  network.run();
+  // Every rank sends and receives 8,000 bytes, the whole time.
+  EXPECT_EQ(network.log.stamps().size(), 24u);
+  EXPECT_EQ(stamp_times(network).back(), 8'100);
+}
+
+TEST(LocalTransportTest, ACopierBesideTheLinkWorksOnPutsInOrderFromTheMomentTheyArePosted) {
+  LinkModel link = link_of(1, 100);
+  link.copy_ns = 50;
+  link.copy_bytes_per_ns = 2;
+  Network fast(2, link);  // the copier is: what it does hides behind the link
+  for (std::int64_t i = 0; i < 3; ++i) fast.post(make_put(0, 1, 1'000, i));
+  fast.run();
+  EXPECT_EQ(stamp_times(fast), (std::vector<Nanos>{1'100, 2'100, 3'100}));
+  link.copy_bytes_per_ns = 0.5;
+  Network slow(2, link);
+  for (std::int64_t i = 0; i < 3; ++i) slow.post(make_put(0, 1, 1'000, i));
+  slow.run();
+  EXPECT_EQ(stamp_times(slow), (std::vector<Nanos>{2'050, 4'100, 6'150}));
+}
+
 TEST(LocalTransportTest, DisjointPairsAndBothDirectionsDoNotDisturbEachOther) {
   Network network(4, link_of(1, 100));
   network.post(make_put(0, 1, 1'000, 0));

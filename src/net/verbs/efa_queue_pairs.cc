@@ -57,6 +57,7 @@ class EfaQueuePairs final : public QueuePairs {
   int post(int slot, int lane, std::span<const WriteRequest> requests, std::size_t& accepted) override;
   int post_receives(int count) override;
   std::int32_t peer_of(const ibv_wc&) const override { return -1; }
+  std::int64_t max_copied() const override { return 0; }
   std::int64_t max_message() const override { return max_message_; }
   int send_depth() const override { return config_.send_depth; }
   int max_in_flight() const override { return config_.send_depth; }

@@ -328,6 +328,10 @@ VerbsLibrary make_table() {
     const char* what = change->qp_state == IBV_QPS_INIT ? "init" : change->qp_state == IBV_QPS_RTR ? "rtr" : "rts";
     std::lock_guard lock(fake().mutex);
     if (const int code = fake().faults.create ? fake().faults.create(what) : 0; code != 0) return code;
+    if (change->qp_state == IBV_QPS_RTR &&
+        (change->path_mtu < IBV_MTU_256 || change->path_mtu > IBV_MTU_4096 || change->dest_qp_num >= 1 << 24)) {
+      return EINVAL;
+    }
     base->state = change->qp_state;
     if (change->qp_state == IBV_QPS_RTR) pair_of(base)->remote = change->dest_qp_num;
     return 0;

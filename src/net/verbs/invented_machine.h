@@ -40,13 +40,16 @@ class InventedMachine : public testing::Test {
                const std::string& layer = "Ethernet", int ports = 1) {
     if (!path.empty()) add_pci(path, numa);
     const fs::path folder = sys_ / "devices" / (path.empty() ? "virtual" : path) / "infiniband" / name;
-    for (int port = 1; port <= ports; ++port) {
-      write(folder / "ports" / std::to_string(port) / "state", state);
-      write(folder / "ports" / std::to_string(port) / "link_layer", layer);
-    }
+    fs::create_directories(folder);
     if (!path.empty()) fs::create_directory_symlink(sys_ / "devices" / path, folder / "device");
     fs::create_directories(sys_ / "class/infiniband");
     fs::create_directory_symlink(folder, sys_ / "class/infiniband" / name);
+    for (int port = 1; port <= ports; ++port) add_port(name, port, state, layer);
+  }
+  void add_port(const std::string& device, int port, const std::string& state, const std::string& layer) {
+    const fs::path folder = sys_ / "class/infiniband" / device / "ports" / std::to_string(port);
+    write(folder / "state", state);
+    write(folder / "link_layer", layer);
   }
   void add_gid(const std::string& device, int index, const std::string& gid, const std::string& type) {
     const fs::path folder = sys_ / "class/infiniband" / device / "ports/1";

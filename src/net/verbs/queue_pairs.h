@@ -62,6 +62,7 @@ class QueuePairs {
   virtual std::int32_t peer_of(const ibv_wc& completion) const = 0;
 
   virtual std::int64_t max_message() const = 0;  // bytes of one write
+  virtual std::int64_t max_copied() const = 0;   // bytes of one whose source is read during the call
   virtual int send_depth() const = 0;            // of a lane
   virtual int max_in_flight() const = 0;         // of all lanes together
   virtual bool ordered() const = 0;              // writes of a lane arrive and complete in their order

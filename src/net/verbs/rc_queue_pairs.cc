@@ -14,7 +14,7 @@ namespace mkernel {
 namespace {
 
 constexpr std::uint32_t kAddressMagic = 0x3143526d;  // "mRC1"
-constexpr std::uint32_t kInlineBytes = 16;           // a stamp has 4
+constexpr std::uint32_t kInlineBytes = 64;           // a stamp has 4; more would make every request of mlx5 longer
 constexpr std::uint8_t kNotReadyTimer = 1;           // 0.01 ms: a receiver makes room within microseconds
 constexpr std::uint8_t kRetryNotReady = 7;  // for ever: a receiver that is late is not lost; deadlines are ours
 constexpr std::uint8_t kHopLimit = 64;
@@ -45,6 +45,7 @@ class RcQueuePairs final : public QueuePairs {
   int post_receives(int count) override;
   std::int32_t peer_of(const ibv_wc& completion) const override;
   std::int64_t max_message() const override { return config_.device->port.max_msg_sz; }
+  std::int64_t max_copied() const override { return kInlineBytes; }
   int send_depth() const override { return config_.send_depth; }
   int max_in_flight() const override { return config_.send_depth * static_cast<int>(pairs_.size()); }
   bool ordered() const override { return true; }

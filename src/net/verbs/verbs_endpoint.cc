@@ -19,6 +19,7 @@
 #include "net/verbs/immediate.h"
 #include "net/verbs/queue_pairs.h"
 #include "net/verbs/registration.h"
+#include "plan/plan.h"
 #include "plan/topology.h"
 
 namespace mkernel {
@@ -75,7 +76,7 @@ class VerbsEndpoint final : public ProcessEndpoint {
     bool failed = false;
   };
   // What of a put goes over one lane: all of it (ordered), or a piece. Its writes are fragments of at most the longest
-  // message, then the stamp (ordered); the last write of a piece brings the immediate (counted).
+  // message, the last of which brings the immediate; without `notify` the stamp comes after them, and no immediate.
   struct Unit {
     std::int32_t writes = 0;
     std::int32_t posted = 0;
@@ -99,6 +100,8 @@ class VerbsEndpoint final : public ProcessEndpoint {
   };
 
   bool counted() const { return options_.mode != VerbsMode::kOrdered; }
+  // Ordered: the NIC writes stamps; else the receiver's endpoint does, when it is told of a put.
+  bool nic_stamps() const { return !counted() && !options_.notify; }
   // The counted mode knows nothing of order, on whatever queue pairs.
   bool completes_in_order() const { return !counted(); }
   Lane& lane(std::int32_t index) { return lanes_[static_cast<std::size_t>(index)]; }
@@ -125,6 +128,7 @@ class VerbsEndpoint final : public ProcessEndpoint {
   void finish(Flight& f, std::int32_t writes);
   bool poll_receives(std::span<TransportEvent> events, std::size_t& count);
   bool arrive(const ibv_wc& completion, TransportEvent& event);
+  void write_stamp(const Heap& heap, const TransportEvent& event);
   void deliver(const TransportEvent& event, std::span<TransportEvent> events, std::size_t& count);
   void shuffle_out(std::span<TransportEvent> events, std::size_t& count, bool one);
   void drain(std::span<TransportEvent> events, std::size_t& count);
@@ -297,7 +301,9 @@ PostStatus VerbsEndpoint::post(const Put& put, Nanos now) {
   MK_CHECK(put.bytes >= 0 && put.src_offset >= 0 && put.src_offset + put.bytes <= heap->bytes);
   MK_CHECK(put.dst_offset >= 0 && put.dst_offset + put.bytes <= heap->bytes);
   MK_CHECK(put.flag >= 0 && (counted() || (put.flag + 1) * kStampBytes <= heap->bytes));
-  if (put.flag >= kShortFlags && (counted() || options_.notify)) {
+  // The receiver knows the epoch, and makes the stamp of it.
+  MK_CHECK(nic_stamps() || put.value == use_of_epoch(put.epoch));
+  if (put.flag >= kShortFlags && !nic_stamps()) {
     last_error_ = fmt::format(
         "the operator has more than {} flags, which an immediate of 32 bits cannot name: take "
         "larger tiles or chunks",
@@ -315,7 +321,7 @@ PostStatus VerbsEndpoint::post(const Put& put, Nanos now) {
     const auto fragments = static_cast<std::int32_t>(ceil_div(split.size(piece), pairs_->max_message()));
     Unit& u = unit(index * options_.pieces + piece);
     u = {};
-    u.writes = counted() ? std::max(1, fragments) : fragments + 1;
+    u.writes = nic_stamps() ? fragments + 1 : std::max(1, fragments);
     const std::size_t choice = options_.shuffle_seed != 0
                                    ? random_below(static_cast<std::size_t>(options_.lanes))
                                    : static_cast<std::size_t>((put.flag + piece) % options_.lanes);
@@ -356,10 +362,10 @@ WriteRequest VerbsEndpoint::make_write(std::int32_t unit_index, std::int32_t num
   const bool last = number == u.writes - 1;
   WriteRequest write;
   write.destination_key = static_cast<std::uint32_t>(remote.key);
-  write.has_immediate = last && (counted() || options_.notify);
+  write.has_immediate = last && !nic_stamps();
   write.immediate =
       encode(ShortImmediate{put.op, static_cast<std::uint32_t>(put.epoch & 0xf), static_cast<std::uint32_t>(put.flag)});
-  if (last && !counted()) {
+  if (last && nic_stamps()) {
     // order: the same queue pair writes the payload first, and so the stamp is seen after it.
     write.source = &put.value;
     write.bytes = kStampBytes;
@@ -376,6 +382,8 @@ WriteRequest VerbsEndpoint::make_write(std::int32_t unit_index, std::int32_t num
   write.source = heap.data + put.src_offset + offset;
   write.bytes = static_cast<std::uint32_t>(std::min(split.size(piece) - begin, pairs_->max_message()));
   write.source_key = heap.registration.region->lkey;
+  // The processor reads a few bytes sooner than the NIC does, unless they are a GPU's.
+  write.copied = write.bytes > 0 && write.bytes <= pairs_->max_copied() && heap.registration.way == MemoryWay::kHost;
   write.destination = remote.address + static_cast<std::uint64_t>(put.dst_offset + offset);
   return write;
 }
@@ -625,7 +633,7 @@ bool VerbsEndpoint::arrive(const ibv_wc& completion, TransportEvent& event) {
   }
   const ShortImmediate immediate = decode_short_immediate(be32toh(completion.imm_data));
   Heap* heap = find_heap(immediate.op);
-  // A stamp that the network wrote may be seen, and its operator gone, before we are told.
+  // An aborted operator's heap goes while peers still write.
   if (heap == nullptr && !counted()) return false;
   std::uint64_t epoch = immediate.epoch;
   if (heap != nullptr) {
@@ -640,7 +648,17 @@ bool VerbsEndpoint::arrive(const ibv_wc& completion, TransportEvent& event) {
            immediate.op,
            epoch,
            static_cast<std::int64_t>(immediate.flag)};
+  if (!counted()) write_stamp(*heap, event);
   return true;
+}
+
+// Ordered, told: one write has brought payload and news, and the stamp is ours to write.
+void VerbsEndpoint::write_stamp(const Heap& heap, const TransportEvent& event) {
+  // One that no heap has room for is a peer's mistake, which the proxy reports.
+  if ((event.flag + 1) * kStampBytes > heap.bytes) return;
+  // order: whoever acquires the stamp sees the payload, which arrive() has acquired; pairs with the executor's wait.
+  std::atomic_ref<std::uint32_t>(reinterpret_cast<std::uint32_t*>(heap.data)[event.flag])
+      .store(use_of_epoch(event.epoch), std::memory_order_release);
 }
 
 void VerbsEndpoint::deliver(const TransportEvent& event, std::span<TransportEvent> events, std::size_t& count) {

@@ -1,7 +1,8 @@
 // A network between processes over libibverbs. Two ways to say that a put has come:
 //
-//   ordered   on reliable connections: the payload, then the stamp (4 inline bytes) on the same queue pair, which
-//             writes in order. With `notify` the stamp's write also carries an immediate, for receivers that sleep.
+//   ordered   on reliable connections, which write in order. With `notify` the payload's last write brings an
+//             immediate, and the receiving endpoint writes the stamp: one write. Without, the NIC writes the stamp
+//             (4 inline bytes) after the payload on the same queue pair, and nobody need look: two writes.
 //   counted   nothing is assumed about order: a put is cut into pieces, each of which brings an immediate, and the
 //             receiving proxy stamps when it has counted all. This is how EFA's SRD is used; over reliable connections
 //             it is the same code, with the order of pieces and arrivals shuffled on request.
@@ -36,7 +37,7 @@ struct VerbsOptions {
   std::vector<std::int32_t> peers;  // ranks that are written to or write; empty: all others
   int lanes = 2;                    // queue pairs per peer; a stamp always goes over the same one
   int pieces = 1;                   // counted: per put, each with an arrival of its own
-  bool notify = true;               // ordered: receivers sleep, and must be told of stamps
+  bool notify = true;               // ordered: receivers poll, are told of puts and write stamps; else the NIC does
   std::uint64_t shuffle_seed = 0;   // counted: puts pieces and arrivals out of order; 0: leaves them
   int queue_depth = 256;            // puts in flight; beyond it the endpoint is full
   int send_depth = 256;             // writes in flight per queue pair

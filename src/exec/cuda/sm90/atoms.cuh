@@ -13,6 +13,8 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
 
+#include "exec/cuda/planted_faults.cuh"
+
 namespace mkernel {
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
@@ -34,10 +36,12 @@ struct Mbarrier {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
   }
   __device__ __forceinline__ void arrive() {
+    delay_point();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
   }
   // Arrives, and makes the phase wait for `bytes` more of bulk copies.
   __device__ __forceinline__ void arrive_and_expect(std::uint32_t bytes) {
+    delay_point();
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
   }
   // Whether the phase of parity `phase` is complete; may wait for a moment.
@@ -50,6 +54,7 @@ struct Mbarrier {
     return done != 0;
   }
   __device__ __forceinline__ void wait(std::uint32_t phase) const {
+    delay_point();
     while (!try_wait(phase)) {
     }
   }
@@ -96,10 +101,12 @@ __device__ __forceinline__ void bulk_load_thread(void* s_dst, const void* g_src,
 // Stores the box of `map` at (x, y), clipped to the matrix. Joins the open bulk group of this thread.
 __device__ __forceinline__ void tma_store_thread(const CUtensorMap& map, const void* s_src, std::int32_t x,
                                                  std::int32_t y) {
+  delay_point();
   cute::SM90_TMA_STORE_2D::copy(&map, s_src, x, y);
 }
 // Stores `bytes` contiguous bytes; both addresses and the size are multiples of 16. Joins the open bulk group.
 __device__ __forceinline__ void bulk_store_thread(void* g_dst, const void* s_src, std::int32_t bytes) {
+  delay_point();
   cute::SM90_BULK_COPY_S2G::copy(s_src, g_dst, bytes);
 }
 __device__ __forceinline__ void bulk_commit_thread() { cute::tma_store_arrive(); }
@@ -113,7 +120,10 @@ __device__ __forceinline__ void bulk_wait_thread() { asm volatile("cp.async.bulk
 
 // order: shared memory that this thread has written by ordinary stores (stmatrix) comes before bulk stores that read
 // it, whoever issues them after a barrier.
-__device__ __forceinline__ void fence_shared_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_shared_to_async() {
+  delay_point();
+  if (!planted(Fault::kNoSharedFence)) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 // Stores four 8x8 matrices of 16-bit elements, one row per thread's `address`.
 __device__ __forceinline__ void store_matrix_x4(std::uint32_t address, std::uint32_t a, std::uint32_t b,
@@ -147,11 +157,9 @@ struct Wgmma;
       call(a, b, d, add, std::make_index_sequence<N / 2>{});                                                       \
     }                                                                                                              \
   };
-MKERNEL_WGMMA(__nv_bfloat16, BF16, 32)
 MKERNEL_WGMMA(__nv_bfloat16, BF16, 64)
 MKERNEL_WGMMA(__nv_bfloat16, BF16, 128)
 MKERNEL_WGMMA(__nv_bfloat16, BF16, 256)
-MKERNEL_WGMMA(__half, F16, 32)
 MKERNEL_WGMMA(__half, F16, 64)
 MKERNEL_WGMMA(__half, F16, 128)
 MKERNEL_WGMMA(__half, F16, 256)
@@ -178,6 +186,14 @@ __device__ __forceinline__ std::uint64_t operand_descriptor(std::uint32_t addres
 // What 16 elements further along k add to a descriptor.
 template <Major kMajor>
 inline constexpr std::uint64_t kDescriptorStepK = kMajor == Major::kK ? (16 * 2) >> 4 : (16 * 128) >> 4;
+
+// --- beginning and end of a kernel ---
+
+// Lets the next kernel of the stream begin, if it is launched that way: its CTAs come as these leave.
+__device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// order: what earlier kernels of the stream did comes before what follows, also where this one has begun before their
+// end. By every thread that accesses memory of others.
+__device__ __forceinline__ void wait_for_stream() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // --- registers ---
 

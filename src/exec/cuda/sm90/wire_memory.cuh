@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 
+#include "exec/cuda/planted_faults.cuh"
+
 namespace mkernel {
 
 __device__ __forceinline__ std::uint32_t ld_acquire_gpu(const std::uint32_t* p) {
@@ -24,7 +26,10 @@ __device__ __forceinline__ void st_release_sys(std::uint64_t* p, std::uint64_t v
 __device__ __forceinline__ void st_relaxed_sys(std::uint64_t* p, std::uint64_t v) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-__device__ __forceinline__ void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+__device__ __forceinline__ void fence_acq_rel_sys() {
+  delay_point();
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
 
 // --- words in shared memory, between the warps of a CTA ---
 

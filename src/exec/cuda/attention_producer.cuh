@@ -369,6 +369,9 @@ struct AttentionProducer {
   // A stage without keys that only says something.
   __device__ void publish_empty(std::uint32_t flags, const AttentionTile& tile) {
     s.k_empty[k.slot].wait(k.phase);
+    // All threads have seen this phase before the consumers may begin the next: one that came late would find the
+    // parity of the phase after that, and wait for ever.
+    __syncwarp();
     if (lane == 0) {
       s.control[k.slot] = {flags, 0, 0, tile.number, tile.token, tile.rows, tile.head, tile.batch};
       s.k_full[k.slot].arrive();
@@ -381,6 +384,7 @@ struct AttentionProducer {
     publish_empty(kLastKeys | kDropTile, tile);
     for (int i = 0; i < 2; ++i) {
       s.v_empty[v.slot].wait(v.phase);
+      __syncwarp();  // as in publish_empty()
       if (lane == 0) s.v_full[v.slot].arrive();
       __syncwarp();
       v.advance();

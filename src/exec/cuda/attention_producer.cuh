@@ -310,6 +310,7 @@ struct AttentionProducer {
                             std::uint32_t flags) {
     const Block at = block_of(tile, step, block);
     s.k_empty[k.slot].wait(k.phase);
+    __syncwarp();  // as in publish_empty()
     if (elect_thread()) {
       s.control[k.slot] = {flags,
                            step.position + block * kKeys,
@@ -344,6 +345,7 @@ struct AttentionProducer {
     // Rows behind the last key meet weights of 0, so they must be finite. Behind a tensor TMA gives zeros.
     const bool whole = at.keys == kKeys || (at.own != 0 && at.value_row + at.keys == call.k_tokens);
     Mbarrier& full = whole ? s.v_full[v.slot] : s.patched;
+    __syncwarp();  // as in publish_empty()
     if (elect_thread()) {
       full.arrive_and_expect(Config::kKvBytes);
       load_boxes_thread(s.v[v.slot], call.v, at.own, at.value_row, tile, full);

@@ -84,9 +84,6 @@ class RunSession {
     }
     args_.world.nodes = topo.nodes;
     args_.world.gpus = topo.gpus;
-    if (args_.compare || !gemm().fused) {
-      return bad_argument("--compare and --unfused need all ranks in one process: leave them out, or the launcher");
-    }
     if (args_.link_given) {
       return bad_argument("--link is the network inside one process: leave it out, or the launcher");
     }

@@ -101,7 +101,9 @@ struct GemmOptions {
   std::int64_t k = 0;
   Dtype dtype = Dtype::kBf16;
   bool fp32_partials = false;  // sums between GPUs in fp32 instead of `dtype`
-  bool fused = true;           // false: communication and GEMM one after the other, for comparison
+  // false: communication and GEMM one after the other on all ranks, for comparison; not on Device::kCuda. In a world of
+  // several processes such an operator has run(), not launch().
+  bool fused = true;
   // 0: chosen from the sizes.
   int bm = 0;
   int bn = 0;

@@ -142,6 +142,7 @@ class Operator::Impl {
   Result<RunReport> run(std::span<const Given> arguments, bool trace);
   template <class Given>
   Status launch(int rank, const Given& arguments, void* stream);
+  void pass_gate(const std::string& what);
   Result<RunReport> run_processes(const Arguments& arguments, const Status& good, bool trace);
   Status create_cuda(bool any_layout);
   void remove_cuda();
@@ -174,9 +175,6 @@ RunReport Operator::Impl::new_report() const {
 // Refuses what cannot be, before anything is taken.
 Status Operator::Impl::prepare_host() {
   partition = host_partition_for(world->options, plan());
-  if (world->group && !fused) {
-    return Error{ErrorKind::kUnsupported, "fused is false: only a world in one process runs unfused, for comparison"};
-  }
   const std::int64_t wanted = host_bytes(plan(), world->options.sms) / (world->group ? plan().topo().world() : 1);
   const std::int64_t available = world->memory_limit();
   if (wanted > available) {
@@ -236,6 +234,15 @@ void Operator::Impl::remove_host() {
   if (group != nullptr && group->endpoint() != nullptr) group->endpoint()->remove_heap(number);
 }
 
+// Not fused: the second phase begins when all processes have ended the first. What goes wrong fails the world.
+void Operator::Impl::pass_gate(const std::string& what) {
+  world->executor->await_first_phase(host);
+  if (world->failure().happened()) return;
+  const Status all = world->group->confirm("first phase: " + what, Ok{});
+  if (!all.ok()) return world->executor->fail(all.error());
+  world->executor->open_gate(host);
+}
+
 // All processes' part of a run, with one rank in each.
 Result<RunReport> Operator::Impl::run_processes(const Arguments& arguments, const Status& good, bool trace) {
   ProcessGroup& group = *world->group;
@@ -254,6 +261,7 @@ Result<RunReport> Operator::Impl::run_processes(const Arguments& arguments, cons
   const Nanos begin = steady_now();
   Status status = host != nullptr ? world->executor->launch_all(host, {&arguments, 1}, log)
                                   : world->cuda->launch(cuda, rank, arguments, nullptr, kAllParts);
+  if (!fused && status.ok()) pass_gate(what);
   if (status.ok() || world->failure().happened()) {
     const Status waited = host != nullptr ? world->executor->wait(host, rank) : world->cuda->wait(cuda, rank);
     if (status.ok()) status = waited;
@@ -551,6 +559,10 @@ Status Operator::Impl::launch(int rank, const Given& arguments, void* stream) {
   if (Status status = check_rank_arguments(plan(), rank, arguments); !status.ok()) return status;
   if (cuda != nullptr) return world->cuda->launch(cuda, rank, arguments, stream, kAllParts);
   if (stream != nullptr) return bad_argument("stream is given: only Device::kCuda has streams");
+  if (world->group && !fused) {
+    return Error{ErrorKind::kUnsupported,
+                 "fused is false, and the processes of a world meet between the two phases: call run(), not launch()"};
+  }
   return world->executor->launch(host, rank, arguments);
 }
 

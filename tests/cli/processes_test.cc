@@ -94,10 +94,21 @@ TEST_F(ProcessesTest, MpirunStartsAWorld) {
   EXPECT_EQ(report["check"]["ok"], true);
 }
 
+TEST_F(ProcessesTest, FusedAndUnfusedAreCompared) {
+  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    start(3, std::string("run ") + op + " --m 200 --n 190 --k 180 --repeat 3 --compare --json");
+    ASSERT_TRUE(finish(60)) << op;
+    for (const Rank& rank : ranks_) EXPECT_EQ(rank.code, 0) << op << ": " << rank.err;
+    const auto report = nlohmann::json::parse(ranks_[0].out);
+    EXPECT_EQ(report["check"]["ok"], true);
+    const double ratio = report["unfused"]["median_us"].get<double>() / report["fused"]["median_us"].get<double>();
+    EXPECT_NEAR(report["speedup"].get<double>(), ratio, 1e-2 * ratio);
+  }
+}
+
 TEST_F(ProcessesTest, WhatCannotBeIsRefusedByAllWithExitCode2) {
-  const char* lines[] = {"run gemm_ar --nodes 3",   "run gemm_ar --nodes 2 --gpus 2", "run gemm_ar --compare",
-                         "run gemm_ar --unfused",   "run gemm_ar --link 1:5",         "run gemm_rs --output /tmp",
-                         "run gemm_ar --device sim"};
+  const char* lines[] = {"run gemm_ar --nodes 3", "run gemm_ar --nodes 2 --gpus 2", "run gemm_ar --link 1:5",
+                         "run gemm_rs --output /tmp", "run gemm_ar --device sim"};
   for (const char* line : lines) {
     start(2, line);
     ASSERT_TRUE(finish(20)) << line;

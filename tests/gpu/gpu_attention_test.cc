@@ -1,4 +1,5 @@
 // Ring attention on a GPU, against fp64 with the bound of its arithmetic.
+#include <algorithm>
 #include <cstdlib>
 
 #include "tests/gpu/gpu_attention.h"
@@ -129,6 +130,7 @@ TEST(GpuAttention, GivesTheSameBitsEveryTimeAndForEveryPartition) {
     WorldOptions world_options = gpu_options(2, 4);
     world_options.sms = 16;
     world_options.link = {5, 5};  // so slow that tiles wait
+    world_options.deadline_s = 2;
     world_options.partition = partition;
     Result<World> world = make_world(world_options);
     ASSERT_TRUE(world.ok()) << world.error().message;
@@ -199,6 +201,41 @@ TEST(GpuAttention, ARankThatIsNotLaunchedIsNamed) {
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().kind, ErrorKind::kTimeout) << status.error().message;
   EXPECT_NE(status.error().message.find("chunk of keys"), std::string::npos) << status.error().message;
+}
+
+// The median of some calls on 16 SMs per rank, the network as fast as a card is beside a whole H200.
+double time_us(const Topology& topo, const AttentionOptions& options) {
+  WorldOptions world_options = gpu_options(topo.nodes, topo.gpus);
+  world_options.sms = 16;
+  world_options.link = {6, 5};
+  Result<World> world = make_world(world_options);
+  EXPECT_TRUE(world.ok()) << world.error().message;
+  Result<Operator> op = Operator::create(*world, options);
+  EXPECT_TRUE(op.ok()) << op.error().message;
+  GpuAttention problem(*world, options, 10);
+  std::vector<double> times;
+  for (int i = 0; i < 9; ++i) {
+    const Result<RunReport> report = op->run(problem.arguments());
+    EXPECT_TRUE(report.ok()) << report.error().message;
+    times.push_back(report.ok() ? report->time_us : 0);
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+TEST(GpuAttention, ARingTakesLittleLongerThanAllKeysAtHand) {
+  SKIP_UNTRIED();
+  AttentionOptions options = attention(16384, 8, 128);
+  AttentionOptions alone = attention(2048, 8, 128);  // what one of eight ranks computes
+  alone.seq_k = 16384;
+  const double best = time_us({1, 1}, alone);
+  for (const Topology& topo : {Topology{1, 8}, {2, 4}, {4, 2}}) {
+    const double ring = time_us(topo, options);
+    fmt::print(stderr, "{}x{}: {:.0f} us, {:.2f} times the {:.0f} us of one rank\n", topo.nodes, topo.gpus, ring,
+               ring / best, best);
+    // Eight ranks share power and memory, which one has for itself.
+    EXPECT_LT(ring, 1.5 * best) << topo.nodes << "x" << topo.gpus;
+  }
 }
 
 TEST(GpuAttention, RefusesWhatItCannotDo) {

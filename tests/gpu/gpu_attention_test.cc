@@ -117,7 +117,7 @@ TEST_P(GpuAttentionWorlds, IsRightForAnyLengthAndMask) {
 INSTANTIATE_TEST_SUITE_P(Every, GpuAttentionWorlds,
                          testing::ValuesIn(std::initializer_list<Topology>{
                              {1, 2}, {2, 1}, {2, 2}, {1, 3}, {3, 1}, {3, 2}, {2, 4}, {1, 8}, {4, 2}, {8, 1}}),
-                         [](const auto& info) { return fmt::format("{}x{}", info.param.nodes, info.param.gpus); });
+                         [](const auto& world) { return fmt::format("{}x{}", world.param.nodes, world.param.gpus); });
 
 TEST(GpuAttention, GivesTheSameBitsEveryTimeAndForEveryPartition) {
   SKIP_UNTRIED();

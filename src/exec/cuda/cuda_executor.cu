@@ -362,6 +362,12 @@ Status Executor::launch(CudaOperator* base, std::int32_t rank, const Arguments& 
   cudaError_t status = cudaStreamIsCapturing(stream, &capture);
   if (status != cudaSuccess) return cuda_error(status, fmt::format("launching on a stream of rank {}", rank));
   const bool capturing = capture != cudaStreamCaptureStatusNone;
+  if (capturing && op.plan().spec().attention.packed) {
+    return Error{
+        ErrorKind::kUnsupported,
+        "packed sequences cannot be captured in a graph: each replay would read cu_seqlens from the memory of a "
+        "call that is over"};
+  }
   // A captured launch happens later and any number of times: then the caller sees to the order.
   if (!capturing && (parts & kPartLast) != 0) {
     if (Status checked = check_launch(op, rank); !checked.ok()) return checked;

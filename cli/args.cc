@@ -114,12 +114,14 @@ Status note_given(const OptionSet& options, ProblemArgs& problem) {
 
 // What ring_attention has not got.
 Status check_attention_run(const OptionSet& options, const RunArgs& run, bool balanced) {
-  if (run.world.device == Device::kCuda) {
-    return Error{ErrorKind::kUnsupported,
-                 "--device cuda: ring_attention has no GPU kernel yet: take --device host or --device sim"};
+  if (run.world.device == Device::kCuda && run.problem.topo.world() > 1) {
+    return Error{
+        ErrorKind::kUnsupported,
+        "--device cuda: ring_attention has not been seen to work on several GPUs yet: take --nodes 1 --gpus 1, "
+        "--device host or --device sim"};
   }
   if (balanced) return bad_argument("--link balanced is not for ring_attention so far: give a number");
-  for (const char* name : {"--input", "--output", "--fill", "--network", "--copy-engine"}) {
+  for (const char* name : {"--input", "--output", "--fill", "--network"}) {
     if (options.given(name)) return bad_argument(fmt::format("{} is not for ring_attention so far", name));
   }
   return Ok{};

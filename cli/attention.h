@@ -11,7 +11,7 @@ ExitCode run_attention(const RunArgs& args, Console& console);
 // Bytes of all tensors that a run with data keeps.
 double attention_bytes(const PlanSpec& spec);
 // All rows against fp64 where that is quick, else some.
-CheckReport check_tensors(const PlanSpec& spec, AttentionProblem& problem);
+CheckReport check_tensors(const PlanSpec& spec, AttentionProblem& problem, const AttentionArithmetic& arithmetic = {});
 // The error that a bad report is.
 Status wrong_tensors(const PlanSpec& spec, const CheckReport& check);
 

@@ -1,4 +1,4 @@
-// mkernel run ring_attention: real data through the public API, all ranks in this process.
+// mkernel run ring_attention: real data through the public API, all ranks in this process, on any device.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -7,11 +7,13 @@
 #include <utility>
 
 #include "cli/attention.h"
+#include "cli/device_tensors.h"
 #include "cli/format.h"
 #include "cli/prepare.h"
 #include "cli/problem.h"
 #include "cli/report.h"
 #include "exec/attention_problem.h"
+#include "ops/attention_spec.h"
 #include "plan/tiling.h"
 #include "trace/perfetto.h"
 
@@ -41,6 +43,8 @@ class AttentionRun {
   }
 
  private:
+  bool on_gpu() const { return args_.world.device == Device::kCuda; }
+
   struct Variant {
     const char* name;
     bool fused;
@@ -56,7 +60,9 @@ class AttentionRun {
       return bad_argument("run ring_attention keeps all ranks in one process so far: leave out the launcher");
     }
     if (args_.compare && args_.problem.attention.slot_rounds == 0) args_.problem.attention.slot_rounds = -1;
-    const auto spec = make_problem_spec(args_.problem);
+    AttentionOptions& options = args_.problem.attention;
+    const auto spec =
+        on_gpu() ? make_gpu_attention_spec(args_.problem.topo, options) : make_problem_spec(args_.problem);
     if (!spec) return spec.error();
     spec_ = *spec;
     if (args_.problem.gemm.fused) variants_.push_back({"fused", true, nullptr, {}, {}});
@@ -64,8 +70,10 @@ class AttentionRun {
     if (const Status status = check_writable_file("--trace", args_.trace); !status) return status;
     MemoryNeed need;
     need.matrices = attention_bytes(spec_);
-    need.workspace =
-        static_cast<double>(workspace_bytes(spec_)) * spec_.topo.world() * static_cast<double>(variants_.size());
+    if (!on_gpu()) {
+      need.workspace =
+          static_cast<double>(workspace_bytes(spec_)) * spec_.topo.world() * static_cast<double>(variants_.size());
+    }
     if (const Status status = check_memory(need); !status) return status;
     problem_ = std::make_unique<AttentionProblem>(Plan(spec_), args_.world.seed);
     for (int rank = 0; rank < spec_.topo.world(); ++rank) arguments_.push_back(problem_->arguments(rank));
@@ -76,6 +84,11 @@ class AttentionRun {
     auto world = World::create(args_.world);
     if (!world) return world.error();
     world_ = std::make_unique<World>(std::move(world).value());
+    if (on_gpu()) {
+      auto tensors = DeviceTensors::create(*world_, arguments_);
+      if (!tensors) return tensors.error();
+      device_.emplace(std::move(tensors).value());
+    }
     for (Variant& variant : variants_) {
       AttentionOptions options = args_.problem.attention;
       options.fused = variant.fused;
@@ -87,11 +100,14 @@ class AttentionRun {
   }
 
   Status run_once(Variant& variant, bool trace) {
-    auto report = variant.op->run(arguments_, trace);
+    auto report = variant.op->run(device_ ? device_->arguments() : arguments_, trace);
     if (!report) return report.error();
     variant.last = std::move(report).value();
     ++runs_;
     if (!args_.check) return Ok{};
+    if (device_) {
+      if (const Status status = device_->download(arguments_); !status) return status;
+    }
     if (first_.empty()) {
       first_ = problem_->output();
     } else if (problem_->output() != first_) {
@@ -122,7 +138,7 @@ class AttentionRun {
   Status check_result() {
     if (!args_.check) return Ok{};
     Progress progress(console_, "checking against fp64");
-    check_ = check_tensors(spec_, *problem_);
+    check_ = check_tensors(spec_, *problem_, on_gpu() ? AttentionArithmetic::gpu() : AttentionArithmetic{});
     return wrong_tensors(spec_, *check_);
   }
 
@@ -137,7 +153,7 @@ class AttentionRun {
     std::ostream& out = console_.out();
     const bool host = args_.world.device == Device::kHost;
     out << fmt::format("{} on {}: {} ranks in {}, {} {} each\n", op_name(spec_.op), describe_world(spec_.topo),
-                       spec_.topo.world(), host ? "this process" : "virtual time", args_.world.sms,
+                       spec_.topo.world(), host || on_gpu() ? "this process" : "virtual time", world_->options().sms,
                        host ? "threads as SMs" : "SMs");
     out << "  problem   " << describe_problem(spec_) << "\n";
     for (const Variant& variant : variants_) {
@@ -162,7 +178,7 @@ class AttentionRun {
   void report_json() {
     nlohmann::ordered_json object = {{"ok", true}, {"command", "run"}};
     object.update(spec_json(spec_));
-    object["device"] = args_.world.device == Device::kHost ? "host" : "sim";
+    object["device"] = on_gpu() ? "cuda" : args_.world.device == Device::kHost ? "host" : "sim";
     object["sms"] = world_->options().sms;
     object["partition"] = partition_json(variants_[0].last.partition);
     for (const Variant& variant : variants_) object[variant.name] = variant.times.json(spec_);
@@ -185,6 +201,7 @@ class AttentionRun {
   std::unique_ptr<AttentionProblem> problem_;
   std::vector<AttentionArguments> arguments_;
   std::unique_ptr<World> world_;
+  std::optional<DeviceTensors> device_;
   std::vector<Variant> variants_;  // after world_: operators go first
   int runs_ = 0;
   std::vector<std::byte> first_;  // O of the first run
@@ -202,11 +219,11 @@ double attention_bytes(const PlanSpec& spec) {
   return static_cast<double>(dtype_bytes(spec.dtype)) * (5 * q + 4 * k);
 }
 
-CheckReport check_tensors(const PlanSpec& spec, AttentionProblem& problem) {
+CheckReport check_tensors(const PlanSpec& spec, AttentionProblem& problem, const AttentionArithmetic& arithmetic) {
   const AttentionSpec& a = spec.attention;
   const double products =
       static_cast<double>(a.batch * a.heads * a.dim) * static_cast<double>(a.seq_q) * static_cast<double>(a.seq_k);
-  return problem.check(products <= kAllRowsProducts ? 0 : kSampledRows);
+  return problem.check(products <= kAllRowsProducts ? 0 : kSampledRows, arithmetic);
 }
 
 Status wrong_tensors(const PlanSpec& spec, const CheckReport& check) {

@@ -116,3 +116,8 @@ if(MKERNEL_TESTS)
     set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)
   endforeach()
 endif()
+
+# For bench/attention/attention_core.py. Not built unless asked for.
+add_library(mkernel_attention SHARED EXCLUDE_FROM_ALL "${PROJECT_SOURCE_DIR}/bench/attention/shim.cc")
+target_include_directories(mkernel_attention PRIVATE "${PROJECT_SOURCE_DIR}/include")
+target_link_libraries(mkernel_attention PRIVATE mkernel fmt::fmt)

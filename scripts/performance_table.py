@@ -60,7 +60,11 @@ times the rank's share of the SMs) or balanced (as slow as the GEMM alone).
 What is between us and *alone*: SMs that move do not multiply (2 of 16 are 12 %), the first tile before which nothing can
 be sent, the last tile whose way through reduction and network nothing hides, and the power that
 communication takes from the GEMM's clock. AllGather + GEMM loses more: beside the copies a tile took 6 to 27 % more
-cycles than alone in three runs, and why is not known. The memory of one GPU stands for that of all ranks.""",
+cycles than alone in three runs, and why is not known. The memory of one GPU stands for that of all ranks.
+
+Worlds of three and more nodes have no rows: they were measured before the link model
+([decision 0011](decisions/0011-link-booked-at-departure.md)) and the order of tiles and puts
+([decision 0004](decisions/0004-all-gather-order.md)) changed there, and not since.""",
     "small": """As above with the sizes of decoding: M = 1 to 2048. Launches, flags and latencies decide here, not FLOPs. Calls are
 launched ahead behind other work, so that the host's launch times stay outside; where launching one call takes as long
 as the call, the row says nothing (`host_us` in the detail).
@@ -75,11 +79,10 @@ wire) were fitted to every second case, in the order of their names (`--calibrat
 bar is 15 %. Ratio is simulated / measured. The simulator knows nothing of clocks. What the former model (gemm_reduce_scatter
 2x2, all_gather_gemm 2x2, 3x2, 4x2 at balance: 18 to 47 % off) had wrong: the wire's rate is each rank's, not that of all
 together, and has a cost per write; movers take no tiles while moves are left; and tiles of gathered rows lose time that depends on the shape, not a
-constant factor. That it is what the L2 cannot hold fits the rows; no counter has shown it. Worlds of three and four nodes were measured
-with a link that held puts up at their receivers (docs/decisions/0011); the simulator has the mended one, so it is too
-fast where that link was the limit (scaled). The figures know only the calibration half. The form of the model does not: some
-six were tried, and the one kept was found by looking at rows of both halves, so the prediction half is no blind test of it.
-New measurements are, as far as they are of the same cases."""
+constant factor. That it is what the L2 cannot hold fits the rows; no counter has shown it. The figures were
+fitted when there were rows of three and four nodes too, of which every second one counted. They know only the calibration
+half. The form of the model does not: some six were tried, and the one kept was found by looking at rows of both halves, so
+the prediction half is no blind test of it. New measurements are, as far as they are of the same cases."""
 
 EXPLANATIONS["hierarchical"] = """The same operator, sizes and SMs in two worlds that exist at the same time: N nodes of G GPUs, and N × G nodes of one
 GPU, where every GPU sends to every other over its own link of the same rate. Both fused, in paired rounds. Bytes are what

@@ -101,7 +101,9 @@ struct GemmOptions {
   std::int64_t k = 0;
   Dtype dtype = Dtype::kBf16;
   bool fp32_partials = false;  // sums between GPUs in fp32 instead of `dtype`
-  bool fused = true;           // false: communication and GEMM one after the other on every rank, for comparison
+  // false: communication and GEMM one after the other on all ranks, for comparison; not on Device::kCuda. In a world of
+  // several processes such an operator has run(), not launch().
+  bool fused = true;
   // 0: chosen from the sizes.
   int bm = 0;
   int bn = 0;
@@ -187,7 +189,8 @@ class Operator {
  public:
   // Errors: kBadArgument, kOutOfMemory.
   static Result<Operator> create(World& world, const GemmOptions& options);
-  // The same, and kUnsupported on Device::kCuda, which has no kernel for it yet.
+  // The same, and kUnsupported on Device::kCuda for what its kernel has not got: several ranks so far, scales that are
+  // not positive, few slots.
   static Result<Operator> create(World& world, const AttentionOptions& options);
   Operator(Operator&&) noexcept;
   Operator& operator=(Operator&&) noexcept;

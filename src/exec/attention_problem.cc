@@ -16,7 +16,6 @@ namespace {
 
 constexpr std::byte kGuard{0x5a};
 constexpr float kNotWritten = 12345.0f;
-constexpr std::int64_t kGap = 3;  // elements between tokens
 
 // Multiplies by a power of two or less than that, exactly enough for inputs.
 void multiply(std::vector<std::byte>& bytes, Dtype dtype, float factor) {
@@ -64,7 +63,7 @@ AttentionProblem::Bytes AttentionProblem::make(std::int64_t heads, std::int64_t 
   const AttentionSpec& a = plan_.spec().attention;
   Bytes bytes;
   if (inputs_.by_token) {
-    const std::int64_t pitch = heads * a.dim + kGap;
+    const std::int64_t pitch = heads * a.dim + inputs_.gap;
     bytes.tensor = {nullptr, a.batch, heads, tokens, a.dim, tokens * pitch, a.dim, pitch};
     bytes.data.assign(static_cast<std::size_t>(a.batch * tokens * pitch * dtype_bytes(plan_.spec().dtype)), kGuard);
   } else {
@@ -173,7 +172,7 @@ bool AttentionProblem::guards_intact(const Rank& rank) const {
   if (!inputs_.by_token) return true;
   const AttentionTensor& o = rank.o.tensor;
   const auto width = static_cast<std::size_t>(o.heads * o.dim * dtype_bytes(plan_.spec().dtype));
-  const auto gap = static_cast<std::size_t>(kGap * dtype_bytes(plan_.spec().dtype));
+  const auto gap = static_cast<std::size_t>(inputs_.gap * dtype_bytes(plan_.spec().dtype));
   for (std::size_t at = width; at < rank.o.data.size(); at += width + gap) {
     for (std::size_t i = 0; i < gap; ++i) {
       if (rank.o.data[at + i] != kGuard) return false;
@@ -239,14 +238,15 @@ std::optional<std::string> AttentionProblem::mismatch() {
   return std::nullopt;
 }
 
-CheckReport AttentionProblem::check(std::int64_t rows) {
+CheckReport AttentionProblem::check(std::int64_t rows, const AttentionArithmetic& arithmetic) {
   const PlanSpec& spec = plan_.spec();
   join();
   const std::int64_t all = static_cast<std::int64_t>(lse_.size());
   const std::int64_t count = rows == 0 ? all : min_of(rows, all);
   std::vector<std::int64_t> chosen;
   for (std::int64_t i = 0; i < count; ++i) chosen.push_back(count > 1 ? i * (all - 1) / (count - 1) : 0);
-  return check_attention_rows(spec, {q_.data(), k_.data(), v_.data(), o_.data(), lse_.data(), sequences()}, chosen);
+  return check_attention_rows(spec, {q_.data(), k_.data(), v_.data(), o_.data(), lse_.data(), sequences()}, chosen,
+                              arithmetic);
 }
 
 }  // namespace mkernel

@@ -18,6 +18,7 @@ class AttentionProblem {
   struct Inputs {
     float score_size = 1;   // factor on Q, which is even in [-1, 1) before
     bool by_token = false;  // tensors in the order (batch, tokens, heads, dim), with a gap between tokens
+    std::int64_t gap = 3;   // of so many elements
   };
 
   AttentionProblem(const Plan& plan, std::uint64_t seed) : AttentionProblem(plan, seed, Inputs()) {}
@@ -33,7 +34,7 @@ class AttentionProblem {
   // sentence about the first that has not. Does all the arithmetic once more.
   std::optional<std::string> mismatch();
   // `rows` rows of O, evenly spread, against fp64; 0: all.
-  CheckReport check(std::int64_t rows = 0);
+  CheckReport check(std::int64_t rows = 0, const AttentionArithmetic& arithmetic = {});
 
   // O (batch * heads * seq_q, dim) and its log-sum-exp, put together from all ranks.
   const std::vector<std::byte>& output();

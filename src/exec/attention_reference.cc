@@ -35,18 +35,25 @@
 // |lse|),
 //    and m is within max d_j of the largest exact score.
 //
+// A GPU differs in four things (attention_consumer.cuh). Its tensor cores add terms that are cut off and not rounded
+// (no vendor states how; 2^-22 per addition is four times what was ever reported). Weights are rounded to the input
+// type before they meet the values, but not in l: one more factor 1 + u' in N alone, and for fp16, whose numbers end at
+// 2^-24, at most seq_k 2^-25 max|v| in all, as l >= 1 and each weight is at most 1 when it is rounded. Scores are
+// multiplied by scale * log2(e), rounded once, in the fma that subtracts m: two more roundings of a score in step 1.
+// O is multiplied by 1 / l, rounded: two roundings instead of one; the log-sum-exp is (m + log2 l) ln 2: two more.
+//
 // The fp64 reference's own errors are smaller by 2^-29 and covered by a last factor of 1 + 2^-20.
 
 namespace mkernel {
 namespace {
 
 // Blocks of keys that a tile folds in at most: those of every chunk and segment, counted whole.
-std::int64_t blocks_of(const PlanSpec& spec) {
+std::int64_t blocks_of(const PlanSpec& spec, std::int64_t block_keys) {
   const RingAttentionPlan plan = RingAttentionPlan::make(spec);
   const SequenceSplit split = spec.attention.k_split(spec.topo);
-  const std::int64_t own = plan.segments * ceil_div(split.max_size(), kAttendKeys);
+  const std::int64_t own = plan.segments * ceil_div(split.max_size(), block_keys);
   const std::int64_t rows = min_of(spec.tiling.chunk_rows, split.max_size());
-  return own + (spec.topo.world() - 1) * plan.chunks * ceil_div(rows, kAttendKeys);
+  return own + (spec.topo.world() - 1) * plan.chunks * ceil_div(rows, block_keys);
 }
 
 // K and V of one head in fp64, kept from row to row.
@@ -81,7 +88,11 @@ struct RowResult {
 
 class RowCheck {
  public:
-  explicit RowCheck(const PlanSpec& spec) : a_(spec.attention), blocks_(blocks_of(spec)) {}
+  RowCheck(const PlanSpec& spec, const AttentionArithmetic& arithmetic)
+      : a_(spec.attention),
+        arithmetic_(arithmetic),
+        weights_(rounding_to(arithmetic.rounds_weights ? spec.dtype : Dtype::kFp32)),
+        blocks_(blocks_of(spec, arithmetic.block_keys)) {}
 
   RowResult run(const std::vector<double>& q, const Head& head, const KeyRange& range) {
     const auto dim = static_cast<std::size_t>(a_.dim);
@@ -108,14 +119,15 @@ class RowCheck {
         size += std::abs(term);
       }
       scores_[j] = scale * sum;
-      offs_[j] = gamma(a_.dim + 1, kUnit32) * std::abs(scale) * size + 0x1p-126;  // step 1
+      offs_[j] = gamma(a_.dim + 1 + arithmetic_.more_roundings, arithmetic_.sum_unit) * std::abs(scale) * size +
+                 0x1p-126;  // step 1
       most = std::max(most, scores_[j]);
       widest = std::max(widest, offs_[j]);
     }
     double total = 0;
     for (std::size_t j = 0; j < keys; ++j) total += std::exp(scores_[j] - most);
     const double common = 88 * kUnit32 + static_cast<double>(blocks_ + 1) * (0x1p-22 + kUnit32) +
-                          gamma(kAttendKeys + blocks_ + 2, kUnit32);
+                          gamma(kAttendKeys + blocks_ + 2, arithmetic_.sum_unit);
     double m = 0, largest = 0;
     for (std::size_t j = 0; j < keys; ++j) {
       const double weight = std::exp(scores_[j] - most) / total;
@@ -123,25 +135,27 @@ class RowCheck {
       m += off;
       for (std::size_t d = 0; d < dim; ++d) {
         result.o[d] += weight * v[j * dim + d];
-        result.error[d] += off * std::abs(v[j * dim + d]);
+        result.error[d] += (off + weights_.unit * (weight + off)) * std::abs(v[j * dim + d]);
         largest = std::max(largest, std::abs(v[j * dim + d]));
       }
     }
     const double left = m < 1 ? 1 - m : 0;  // 0: no bound
-    const double vanished = 0x1p-120 * static_cast<double>(a_.seq_k) * largest;
+    const double vanished = (0x1p-120 + weights_.eta) * static_cast<double>(keys) * largest;
     for (std::size_t d = 0; d < dim; ++d) {
       const double size = std::abs(result.o[d]);
       result.error[d] = (result.error[d] + size * m) / left + vanished;
-      result.error[d] += kUnit32 * (size + result.error[d]);
+      result.error[d] += (1 + arithmetic_.more_roundings) * kUnit32 * (size + result.error[d]);
     }
     result.lse = most + std::log(total);
     result.lse_error = m / left + 0x1p-22 * (std::abs(std::log(total)) + widest) +
-                       2 * kUnit32 * (std::abs(most) + widest + std::abs(result.lse));
+                       (2 + arithmetic_.more_roundings) * kUnit32 * (std::abs(most) + widest + std::abs(result.lse));
     return result;
   }
 
  private:
   const AttentionSpec& a_;
+  const AttentionArithmetic& arithmetic_;
+  const Rounding weights_;
   const std::int64_t blocks_;
   std::vector<double> scores_, offs_;
 };
@@ -187,13 +201,19 @@ class Verdict {
 
 }  // namespace
 
-CheckReport check_attention_rows(const PlanSpec& spec, const AttentionData& data, std::span<const std::int64_t> rows) {
+AttentionArithmetic AttentionArithmetic::gpu() {
+  // Heads of more than 128 are folded in 64 keys at a time.
+  return {64, 0x1p-22, true, 2};
+}
+
+CheckReport check_attention_rows(const PlanSpec& spec, const AttentionData& data, std::span<const std::int64_t> rows,
+                                 const AttentionArithmetic& arithmetic) {
   const AttentionSpec& a = spec.attention;
   const ConstMatrix q{data.q, spec.dtype, 0, a.dim, a.dim, 1};
   const ConstMatrix o{data.o, spec.dtype, 0, a.dim, a.dim, 1};
   const Rounding rounding = rounding_to(spec.dtype);
   Verdict verdict;
-  RowCheck check(spec);
+  RowCheck check(spec, arithmetic);
   Head head;
   std::vector<double> query(static_cast<std::size_t>(a.dim));
   for (const std::int64_t row : rows) {

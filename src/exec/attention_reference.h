@@ -21,8 +21,18 @@ struct AttentionData {
   AttentionArguments sequences;  // of which only the ends of packed sequences are looked at
 };
 
+// How a device rounds. `attend_math.h` is the default.
+struct AttentionArithmetic {
+  std::int64_t block_keys = 128;     // keys per block at least: each rounds a row's sums once
+  double sum_unit = 0x1p-24;         // of an addition in a matrix product
+  bool rounds_weights = false;       // to the input type, before they meet the values
+  int more_roundings = 0;            // of a score, and of a result
+  static AttentionArithmetic gpu();  // tensor cores
+};
+
 // Compares `rows` of O and of the log-sum-exp, counted as rows of Q. Takes 5 * seq_k * dim operations per row. Errors
 // are those of O; a wrong log-sum-exp shows as worst_col = dim. Inputs are finite.
-CheckReport check_attention_rows(const PlanSpec& spec, const AttentionData& data, std::span<const std::int64_t> rows);
+CheckReport check_attention_rows(const PlanSpec& spec, const AttentionData& data, std::span<const std::int64_t> rows,
+                                 const AttentionArithmetic& arithmetic = {});
 
 }  // namespace mkernel

@@ -36,6 +36,7 @@ Proxy::Proxy(const ProxyConfig& config)
       bytes_to_(config.memory),
       queue_(config.memory),
       busy_(config.memory),
+      posting_(config.memory),
       filled_(config.memory) {
   const Topology& topo = config_.topo;
   MK_CHECK(config_.rank >= 0 && config_.rank < topo.world());
@@ -51,6 +52,7 @@ Proxy::Proxy(const ProxyConfig& config)
   bytes_to_.resize(nodes);
   queue_.resize(nodes * static_cast<std::size_t>(config_.queue_depth));
   busy_.reserve(nodes);
+  posting_.reserve(nodes);
   filled_.reserve(nodes);
   config_.rings[static_cast<std::size_t>(topo.node_of(config_.rank))] = nullptr;
 }
@@ -311,17 +313,26 @@ bool Proxy::post_all(Nanos now) {
   }
   next_retry_ = kNever;
   if (busy_.empty()) return false;
-  bool worked = false;
   // Where the endpoint has little room, it does not always go to the same destination.
   std::rotate(busy_.begin(), busy_.begin() + 1, busy_.end());
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < busy_.size(); ++i) {
-    const std::int32_t node = busy_[i];
-    if (full_since_ != kNever) {
-      busy_[kept++] = node;
-      continue;
+  // A put to each destination in turn, again and again: plans expect what all nodes send at the same time to come so,
+  // and so would queues that share a link.
+  posting_.assign(busy_.begin(), busy_.end());
+  std::int32_t posted = 0;
+  while (!posting_.empty() && full_since_ == kNever) {
+    std::size_t going_on = 0;
+    for (const std::int32_t node : posting_) {
+      if (full_since_ != kNever || !post(node, now)) continue;
+      posting_[going_on++] = node;
+      ++posted;
     }
-    worked |= post(node, now);
+    posting_.resize(going_on);
+  }
+  if (posted > 0) config_.endpoint->flush(now);
+  stats_.posts += posted;
+  stats_.batches += posted > 0 ? 1 : 0;
+  std::size_t kept = 0;
+  for (const std::int32_t node : busy_) {
     Destination& to = destination(node);
     to.busy = to.count > 0;
     if (!to.busy) continue;
@@ -330,7 +341,7 @@ bool Proxy::post_all(Nanos now) {
     if (to.stalled_since != kNever) next_retry_ = std::min(next_retry_, to.retry_at);
   }
   busy_.resize(kept);
-  return worked;
+  return posted > 0;
 }
 
 // A full endpoint whose puts neither arrive nor fail. True if that is so and the first destination has been given up.
@@ -346,39 +357,30 @@ bool Proxy::full_for_too_long(Nanos now) {
   return true;
 }
 
-// Posts from the head of a queue on, in order: one batch, one destination.
+// Posts the head of a queue, if that can be.
 bool Proxy::post(std::int32_t node, Nanos now) {
   Destination& to = destination(node);
   if (to.stalled_since != kNever && now < to.retry_at && !completed_) return false;
-  std::int32_t posted = 0;
-  while (to.count > 0 && to.in_flight < config_.window) {
-    const Put& put = queued(node, 0);
-    const PostStatus status = config_.endpoint->post(put, now);
-    if (status == PostStatus::kFull) {
+  if (to.count == 0 || to.in_flight >= config_.window) return false;
+  const Put& put = queued(node, 0);
+  switch (config_.endpoint->post(put, now)) {
+    case PostStatus::kPosted: break;
+    case PostStatus::kFull:
       ++stats_.retries;
       full_since_ = now;
-      break;
-    }
-    if (status == PostStatus::kAgain) {
+      return false;
+    case PostStatus::kAgain:
       if (stall(to, now)) fail(node, put.id, false, "posting to it failed for too long");
-      break;
-    }
-    if (status == PostStatus::kFatal) {
-      fail(node, put.id, false, "the network cannot reach it any more");
-      break;
-    }
-    ++posted;
-    ++to.in_flight;
-    bytes_to_[static_cast<std::size_t>(node)] += put.bytes;
-    stats_.bytes += put.bytes;
-    to.stalled_since = kNever;
-    to.first = static_cast<std::int16_t>((to.first + 1) % config_.queue_depth);
-    --to.count;
+      return false;
+    case PostStatus::kFatal: fail(node, put.id, false, "the network cannot reach it any more"); return false;
   }
-  if (posted > 0) config_.endpoint->flush(now);
-  stats_.posts += posted;
-  stats_.batches += posted > 0 ? 1 : 0;
-  return posted > 0;
+  ++to.in_flight;
+  bytes_to_[static_cast<std::size_t>(node)] += put.bytes;
+  stats_.bytes += put.bytes;
+  to.stalled_since = kNever;
+  to.first = static_cast<std::int16_t>((to.first + 1) % config_.queue_depth);
+  --to.count;
+  return true;
 }
 
 // The head stays where it is and is posted again later; true when that has gone on for too long.

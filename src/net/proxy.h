@@ -54,7 +54,7 @@ struct ProxyStats {
   std::int64_t records = 0;   // taken from rings
   std::int64_t posts = 0;     // accepted by the endpoint
   std::int64_t bytes = 0;     // in these
-  std::int64_t batches = 0;   // runs of posts to one destination
+  std::int64_t batches = 0;   // steps that posted something, each followed by one flush
   std::int64_t retries = 0;   // posts that failed for the moment
   std::int64_t sent = 0;      // puts completed
   std::int64_t failed = 0;    // puts that will never arrive
@@ -148,7 +148,8 @@ class Proxy {
   std::pmr::vector<Destination> destinations_;  // by node
   std::pmr::vector<std::int64_t> bytes_to_;     // by node
   std::pmr::vector<Put> queue_;
-  std::pmr::vector<std::int32_t> busy_;    // nodes whose queue is not empty
+  std::pmr::vector<std::int32_t> busy_;     // nodes whose queue is not empty
+  std::pmr::vector<std::int32_t> posting_;  // of these, those to which a step still posts
   std::pmr::vector<std::int32_t> filled_;  // nodes whose ring may hold a record
   std::uint32_t turn_ = 0;                 // where this step begins to look, so that no ring is always the first
   bool completed_ = false;                 // a completion came in this step: an endpoint that was full has room

@@ -173,7 +173,10 @@ class TestWorld {
           ++wakes;
           MK_CHECK(rank >= 0 && rank < topo_.world());
         }) {
-    if (over_fabric()) open_fabric();
+    if (over_fabric()) {
+      open_fabric();
+      now = real_now();  // from the first step on: a put that is put off counts the time since then
+    }
     for (std::int32_t rank = 0; rank < topo.world(); ++rank) {
       auto& rings = rings_.emplace_back();
       ProxyConfig config;
@@ -380,10 +383,11 @@ class TestWorld {
       }
     }
   }
+  static Nanos real_now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
   // False when all is quiet, or nothing has moved for far too long.
   bool advance_real_time(bool worked) {
     const Nanos last = now;
-    now = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+    now = real_now();
     if (worked) {
       quiet_ns_ = 0;
       return true;

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "exec/cuda/attention_config.h"
+#include "exec/cuda/attention_table.h"
 #include "plan/attention_tiling.h"
 #include "plan/ring_attention.h"
 
@@ -63,6 +65,16 @@ Result<PlanSpec> make_attention_spec(const Topology& topo, const AttentionOption
                     "wants slots for all {} rounds",
                     options.slot_rounds, plan.rounds));
   }
+  return spec;
+}
+
+Result<PlanSpec> make_gpu_attention_spec(const Topology& topo, const AttentionOptions& options) {
+  AttentionOptions on_gpu = options;
+  if (options.bm == 0) on_gpu.bm = kAttentionRows;
+  if (options.slot_rounds == 0) on_gpu.slot_rounds = -1;
+  Result<PlanSpec> spec = make_attention_spec(topo, on_gpu);
+  if (!spec.ok()) return spec;
+  if (Status status = validate_gpu_attention(*spec); !status.ok()) return status.error();
   return spec;
 }
 

@@ -7,5 +7,7 @@ namespace mkernel {
 
 // A valid spec, with what was asked for and the rest chosen. Errors: kBadArgument.
 Result<PlanSpec> make_attention_spec(const Topology& topo, const AttentionOptions& options);
+// The same for GPUs, whose kernel has tiles of 128 queries and wants slots for all chunks. Errors: also kUnsupported.
+Result<PlanSpec> make_gpu_attention_spec(const Topology& topo, const AttentionOptions& options);
 
 }  // namespace mkernel

@@ -109,9 +109,6 @@ std::vector<TraceEvent> to_trace(const RunLog& log, const Plan& plan, int sms) {
   return trace;
 }
 
-// The operators that a GPU runs are GEMMs.
-const GemmArguments& gemm_of(const Arguments& arguments) { return std::get<GemmArguments>(arguments); }
-
 // Refuses matrices for ring_attention, and tensors for the others.
 template <class Given>
 Status check_kind(const Plan& plan) {
@@ -145,6 +142,7 @@ class Operator::Impl {
   Result<RunReport> run(std::span<const Given> arguments, bool trace);
   template <class Given>
   Status launch(int rank, const Given& arguments, void* stream);
+  void pass_gate(const std::string& what);
   Result<RunReport> run_processes(const Arguments& arguments, const Status& good, bool trace);
   Status create_cuda(bool any_layout);
   void remove_cuda();
@@ -236,6 +234,15 @@ void Operator::Impl::remove_host() {
   if (group != nullptr && group->endpoint() != nullptr) group->endpoint()->remove_heap(number);
 }
 
+// Not fused: the second phase begins when all processes have ended the first. What goes wrong fails the world.
+void Operator::Impl::pass_gate(const std::string& what) {
+  world->executor->await_first_phase(host);
+  if (world->failure().happened()) return;
+  const Status all = world->group->confirm("first phase: " + what, Ok{});
+  if (!all.ok()) return world->executor->fail(all.error());
+  world->executor->open_gate(host);
+}
+
 // All processes' part of a run, with one rank in each.
 Result<RunReport> Operator::Impl::run_processes(const Arguments& arguments, const Status& good, bool trace) {
   ProcessGroup& group = *world->group;
@@ -245,7 +252,7 @@ Result<RunReport> Operator::Impl::run_processes(const Arguments& arguments, cons
   if (world->failure().happened()) return world->failure().later_error();
   // So that all begin at about the same time, and none at all when one was given nonsense.
   Status checked = good;
-  if (checked.ok() && cuda != nullptr) checked = world->cuda->check(cuda, rank, gemm_of(arguments));
+  if (checked.ok() && cuda != nullptr) checked = world->cuda->check(cuda, rank, arguments);
   if (Status all = group.confirm(what, checked); !all.ok()) return all.error();
   const ProcessEndpoint* endpoint = group.endpoint();
   const std::int64_t sent_before = endpoint != nullptr ? endpoint->bytes_sent(number) : 0;
@@ -253,7 +260,8 @@ Result<RunReport> Operator::Impl::run_processes(const Arguments& arguments, cons
   if (host != nullptr) log = std::make_shared<RunLog>(plan().topo().world(), world->options.sms, trace);
   const Nanos begin = steady_now();
   Status status = host != nullptr ? world->executor->launch_all(host, {&arguments, 1}, log)
-                                  : world->cuda->launch(cuda, rank, gemm_of(arguments), nullptr, kAllParts);
+                                  : world->cuda->launch(cuda, rank, arguments, nullptr, kAllParts);
+  if (!fused && status.ok()) pass_gate(what);
   if (status.ok() || world->failure().happened()) {
     const Status waited = host != nullptr ? world->executor->wait(host, rank) : world->cuda->wait(cuda, rank);
     if (status.ok()) status = waited;
@@ -323,13 +331,13 @@ void Operator::Impl::remove_cuda() {
 Result<RunReport> Operator::Impl::run_cuda(std::span<const Arguments> arguments, bool trace) {
   if (world->failure().happened()) return world->failure().later_error();
   for (std::int32_t rank = 0; rank < plan().topo().world(); ++rank) {  // all before any starts
-    if (Status status = world->cuda->check(cuda, rank, gemm_of(arguments[rank])); !status.ok()) return status.error();
+    if (Status status = world->cuda->check(cuda, rank, arguments[rank]); !status.ok()) return status.error();
   }
   const std::int64_t bytes_before = world->cuda->network_bytes(cuda);
   const Nanos begin = steady_now();
   Status status = Ok{};
   for (std::int32_t rank = 0; status.ok() && rank < plan().topo().world(); ++rank) {
-    status = world->cuda->launch(cuda, rank, gemm_of(arguments[rank]), nullptr, kAllParts);
+    status = world->cuda->launch(cuda, rank, arguments[rank], nullptr, kAllParts);
   }
   const bool started = status.ok() || world->failure().happened();
   for (std::int32_t rank = 0; started && rank < plan().topo().world(); ++rank) {
@@ -480,10 +488,13 @@ Result<Operator> Operator::create(World& world, const GemmOptions& options) {
 Result<Operator> Operator::create(World& world, const AttentionOptions& options) {
   const std::shared_ptr<World::Impl>& owner = world.impl();
   if (Status status = begin_create(*owner, options); !status.ok()) return status.error();
-  if (owner->cuda) {
-    return Error{ErrorKind::kUnsupported, "ring_attention has no GPU kernel yet: take Device::kHost or Device::kSim"};
+  if (owner->cuda && owner->topo.world() > 1 && !owner->hooks.untried) {
+    return Error{ErrorKind::kUnsupported,
+                 "ring_attention on several GPUs has not been seen to work yet: take one rank, Device::kHost or "
+                 "Device::kSim"};
   }
-  const Result<PlanSpec> spec = make_attention_spec(owner->topo, options);
+  const Result<PlanSpec> spec =
+      owner->cuda ? make_gpu_attention_spec(owner->topo, options) : make_attention_spec(owner->topo, options);
   if (!spec.ok()) return spec.error();
   auto impl = std::make_shared<Impl>(owner, options.fused, *spec);
   if (Status status = impl->create(false); !status.ok()) return status.error();
@@ -546,8 +557,12 @@ Status Operator::Impl::launch(int rank, const Given& arguments, void* stream) {
   if (Status status = check_kind<Given>(plan()); !status.ok()) return status;
   if (Status status = check_rank(rank); !status.ok()) return status;
   if (Status status = check_rank_arguments(plan(), rank, arguments); !status.ok()) return status;
-  if (cuda != nullptr) return world->cuda->launch(cuda, rank, gemm_of(arguments), stream, kAllParts);
+  if (cuda != nullptr) return world->cuda->launch(cuda, rank, arguments, stream, kAllParts);
   if (stream != nullptr) return bad_argument("stream is given: only Device::kCuda has streams");
+  if (world->group && !fused) {
+    return Error{ErrorKind::kUnsupported,
+                 "fused is false, and the processes of a world meet between the two phases: call run(), not launch()"};
+  }
   return world->executor->launch(host, rank, arguments);
 }
 

@@ -87,6 +87,58 @@ TEST_F(ProcessesTest, GiveTheSameBitsAsOneProcess) {
   }
 }
 
+// Communication and arithmetic one after the other on all processes, in turn with a fused operator: the same bits.
+TEST_F(ProcessesTest, UnfusedRunsGiveTheSameBits) {
+  for (const test::Shape shape : {test::Shape{1, 3}, test::Shape{2, 2}, test::Shape{3, 1}}) {
+    const int size = shape.nodes * shape.gpus;
+    World reference = test::make_world(test::world_of(shape.nodes, shape.gpus));
+    for (const Op op_kind : kOps) {
+      GemmOptions gemm = test::small_tiles(op_kind, 75, 83, 61, Dtype::kBf16);
+      SCOPED_TRACE(test::case_name(gemm, shape));
+      Operator one = test::make_operator(reference, gemm);
+      Problem want(one, gemm, size, 3, Fill::kUniform);
+      ASSERT_TRUE(test::succeeded(one.run(want.arguments())));
+      Problem got(one, gemm, size, 3, Fill::kUniform);
+      const std::string job = new_job();
+      for_ranks(size, [&](int rank) {
+        World world = test::make_world(options_of(shape, rank, job));
+        Operator fused = test::make_operator(world, gemm);
+        GemmOptions in_turn = gemm;
+        in_turn.fused = false;
+        Operator unfused = test::make_operator(world, in_turn);
+        for (int run = 0; run < 6; ++run) {
+          got.c(rank).clear();
+          const GemmArguments arguments[] = {got.arguments(rank)};
+          ASSERT_TRUE(test::succeeded((run % 3 == 2 ? fused : unfused).run(arguments)));
+          EXPECT_EQ(got.c(rank).bytes(), want.c(rank).bytes()) << "rank " << rank << ", run " << run;
+        }
+      });
+    }
+  }
+}
+
+// The second phase would wait for ever for a rank that never ends its first.
+TEST_F(ProcessesTest, AnUnfusedRunWithoutAPeerEndsWithItsName) {
+  const std::string job = new_job();
+  for_ranks(3, [&](int rank) {
+    GemmOptions gemm = test::small_tiles(Op::kGemmAllReduce, 64, 64, 64);
+    gemm.fused = false;
+    WorldOptions options = options_of({3, 1}, rank, job);
+    options.deadline_s = 0.7;
+    World world = test::make_world(options);
+    Operator op = test::make_operator(world, gemm);
+    Problem problem(op, gemm, 3, 1);
+    const GemmArguments arguments[] = {problem.arguments(rank)};
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      world.abort("rank 1 has no memory left");
+      return;
+    }
+    const auto report = op.run(arguments);
+    EXPECT_TRUE(test::failed(report, ErrorKind::kAborted, {"no memory left"}));
+  });
+}
+
 TEST_F(ProcessesTest, LaunchesWithoutBarriersAndSeveralOperatorsOnOneWorld) {
   for (const test::Shape shape : {test::Shape{2, 2}, test::Shape{4, 1}}) {
     const int size = shape.nodes * shape.gpus;
@@ -175,7 +227,11 @@ TEST_F(ProcessesTest, WhatCannotRunOverProcessesIsRefusedOnAll) {
     World world = test::make_world(options_of({2, 1}, rank, job));
     GemmOptions gemm = test::small_tiles(Op::kGemmAllReduce, 64, 64, 64);
     gemm.fused = false;
-    EXPECT_TRUE(test::failed(Operator::create(world, gemm), ErrorKind::kUnsupported, {"fused is false"}));
+    {
+      Operator op = test::make_operator(world, gemm);
+      Problem problem(op, gemm, 2, 1);
+      EXPECT_TRUE(test::failed(op.launch(rank, problem.arguments(rank)), ErrorKind::kUnsupported, {"call run()"}));
+    }
     WorldOptions options = options_of({2, 1}, rank, job);
     options.device = Device::kSim;
     EXPECT_TRUE(test::failed(World::create(options), ErrorKind::kBadArgument, {"Device::kSim"}));

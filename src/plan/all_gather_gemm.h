@@ -218,8 +218,8 @@ struct AllGatherGemmPlan {
   }
 
   // A group's chunk of rows, as the compute lane meets them: all own chunks first, which need no wait unless shards
-  // share tiles, then chunk by chunk in turn from each group of the node, as they arrive; then the same for each
-  // further node (or run of nodes), whose rail peer's rows come first.
+  // share tiles, then chunk by chunk in turn from each group of the node, as they arrive; then chunk by chunk in turn
+  // from all further nodes (or runs of nodes), which all send at the same time, the rail peer's rows of each first.
   struct Visit {
     ShardGroup group;
     std::int64_t chunk;
@@ -227,16 +227,18 @@ struct AllGatherGemmPlan {
   MK_HD constexpr Visit visit(std::int32_t rank, std::int64_t i) const {
     const ShardGroups groups = spec.groups();
     const std::int64_t per_run = groups.per_run();
-    const std::int64_t step = i / (per_run * chunks);
-    const std::int64_t within = i % (per_run * chunks);
-    std::int64_t chunk = within / per_run;
-    std::int64_t turn = within % per_run;
-    if (step == 0 && within < chunks) {
-      chunk = within;
-      turn = 0;
-    } else if (step == 0) {
-      chunk = (within - chunks) / (per_run - 1);
-      turn = 1 + (within - chunks) % (per_run - 1);
+    std::int64_t step = 0;
+    std::int64_t chunk = i;
+    std::int64_t turn = 0;
+    if (i >= per_run * chunks) {
+      const std::int64_t foreign = i - per_run * chunks;
+      const std::int64_t per_chunk = per_run * (groups.runs() - 1);
+      step = 1 + foreign % per_chunk / per_run;
+      chunk = foreign / per_chunk;
+      turn = foreign % per_run;
+    } else if (i >= chunks) {
+      chunk = (i - chunks) / (per_run - 1);
+      turn = 1 + (i - chunks) % (per_run - 1);
     }
     const std::int64_t run = groups.run_of(spec.topo.node_of(rank)) - step + groups.runs();
     const std::int64_t index = groups.index_of(spec.topo.gpu_of(rank)) + turn;

@@ -6,7 +6,7 @@
 // same, so that counts never depend on the mask.
 //
 // Slots. All GPUs of a node take in foreign chunks in one order of rounds: own node first (where it has several GPUs),
-// then node after node as they arrive; a round is one chunk of each GPU index. Round i uses slot i mod depth of its GPU
+// then chunk by chunk in turn from all other nodes, as they arrive; a round is one chunk of each GPU index. Round i uses slot i mod depth of its GPU
 // index. With fewer slots than rounds, whoever fills round i waits for the credits of round i - depth: every task of
 // the node that reads that chunk raises the counter of the GPU on whose rail it came, and this GPU lets its own copies
 // go on, and tells the sender on the other node by a put without bytes. Own chunks that the network reads have a place
@@ -112,7 +112,7 @@ struct RingAttentionPlan {
     if (flag < rail_base()) {
       const std::int64_t round = flag / topo.gpus;
       const auto from = static_cast<std::int32_t>(flag % topo.gpus);
-      return {"chunk of keys, rank/chunk", topo.rank_of(node_at(self, step_of(round)), from), round % chunks,
+      return {"chunk of keys, rank/chunk", topo.rank_of(node_at(self, step_of(round)), from), chunk_of(round),
               topo.rank_of(self, from)};
     }
     if (flag < staged_base()) {
@@ -123,7 +123,7 @@ struct RingAttentionPlan {
     if (flag < credit_base()) return {"staged chunk of keys, rank/chunk", rank, flag - staged_base(), rank};
     if (flag < grant_base()) {
       const std::int64_t round = flag - credit_base();
-      return {"credit, rank/chunk", topo.rank_of(node_at(self, step_of(round)), gpu), round % chunks, -1};
+      return {"credit, rank/chunk", topo.rank_of(node_at(self, step_of(round)), gpu), chunk_of(round), -1};
     }
     if (flag < state_base()) {
       const std::int64_t i = flag - grant_base();
@@ -189,11 +189,17 @@ struct RingAttentionPlan {
   }
   // With one GPU per node nothing comes from the own node.
   MK_HD constexpr std::int32_t first_step() const { return spec.topo.gpus > 1 ? 0 : 1; }
+  MK_HD constexpr std::int64_t rounds_within_node() const { return first_step() == 0 ? chunks : 0; }
   MK_HD constexpr std::int64_t round_of(std::int32_t step, std::int64_t c) const {
-    return (step - first_step()) * chunks + c;
+    return step == 0 ? c : rounds_within_node() + c * (spec.topo.nodes - 1) + step - 1;
   }
   MK_HD constexpr std::int32_t step_of(std::int64_t round) const {
-    return static_cast<std::int32_t>(round / chunks) + first_step();
+    if (round < rounds_within_node()) return 0;
+    return static_cast<std::int32_t>((round - rounds_within_node()) % (spec.topo.nodes - 1)) + 1;
+  }
+  MK_HD constexpr std::int64_t chunk_of(std::int64_t round) const {
+    if (round < rounds_within_node()) return round;
+    return (round - rounds_within_node()) / (spec.topo.nodes - 1);
   }
 
   MK_HD constexpr bool credits() const { return depth < rounds; }
@@ -210,10 +216,10 @@ struct RingAttentionPlan {
   MK_HD constexpr bool is_grant(std::int32_t lane) const { return lane >= spec.topo.nodes - 1; }
   MK_HD constexpr std::int32_t grant_step(std::int32_t lane) const { return lane - (spec.topo.nodes - 1) + 1; }
   // Whether the network fills a slot in `round` that it has filled before. (A GPU's own chunk leaves its slot empty.)
-  MK_HD constexpr bool is_granted(std::int64_t round) const { return round - depth >= round_of(1, 0); }
+  MK_HD constexpr bool is_granted(std::int64_t round) const { return round - depth >= rounds_within_node(); }
   // The first such chunk of a step.
   MK_HD constexpr std::int64_t first_granted(std::int32_t step) const {
-    return min_of(chunks, max_of(0, depth + round_of(1, 0) - round_of(step, 0)));
+    return min_of(chunks, ceil_div(max_of(0, depth - (step - 1)), spec.topo.nodes - 1));
   }
 
   // Places in kKv.
@@ -346,14 +352,14 @@ struct RingAttentionPlan {
   };
   MK_HD constexpr Visit visit(std::int32_t rank, std::int64_t i) const {
     const std::int64_t gpus = spec.topo.gpus;
-    const std::int64_t within_node = first_step() == 0 ? chunks * (gpus - 1) : 0;
+    const std::int64_t within_node = rounds_within_node() * (gpus - 1);
     Visit visit;
     std::int64_t turn = 0;
     if (i < within_node) {
       visit.round = i / (gpus - 1);
       turn = 1 + i % (gpus - 1);
     } else {
-      visit.round = round_of(1, 0) + (i - within_node) / gpus;
+      visit.round = rounds_within_node() + (i - within_node) / gpus;
       turn = (i - within_node) % gpus;
     }
     visit.gpu = static_cast<std::int32_t>((spec.topo.gpu_of(rank) + turn) % gpus);
@@ -389,12 +395,12 @@ struct RingAttentionPlan {
     } else {
       const Visit chunk = visit(rank, step - segments);
       const std::int32_t from = step_of(chunk.round);
-      keys = chunk_run(topo.rank_of(node_at(topo.node_of(rank), from), chunk.gpu), chunk.round % chunks);
+      keys = chunk_run(topo.rank_of(node_at(topo.node_of(rank), from), chunk.gpu), chunk_of(chunk.round));
       task.src = Buffer::kKv;
       task.src_offset = slot(chunk.round, chunk.gpu) + 2 * kv_head * keys.size * a.dim;
       task.peer = topo.rank_of(topo.node_of(rank), chunk.gpu);
       task.waits[0] = chunk.gpu == topo.gpu_of(rank)
-                          ? Wait{rail_flag(from, chunk.round % chunks), 1, 1}  // no need to wait for own copies
+                          ? Wait{rail_flag(from, chunk_of(chunk.round)), 1, 1}  // no need to wait for own copies
                           : Wait{here_flag(chunk.round, chunk.gpu), 1, static_cast<std::uint32_t>(pieces)};
       if (gives_credit(chunk.round)) task.signals[1] = {credit_flag(chunk.round), Reach::kRank, false};
     }

@@ -161,6 +161,16 @@ TEST(RingAttentionPlan, TheOrderOfAccumulationIsTheStatedOne) {
   EXPECT_EQ(order, (std::vector<std::int64_t>{20, 0, 10, 60, 40, 70, 50}));
 }
 
+// Chunk by chunk in turn from the other nodes, which send at the same time.
+TEST(RingAttentionPlan, SeveralNodesTakeTurns) {
+  const Plan plan(make_attention_spec({3, 1}, 60, {}, 10, 32));  // 20 tokens each: 2 chunks per rank, 1 tile
+  std::vector<std::int64_t> order;
+  for (std::int64_t i = 0; i < plan.count(1, Role::kCompute, 0); ++i) {
+    order.push_back(plan.task(1, Role::kCompute, 0, i).kv_position);
+  }
+  EXPECT_EQ(order, (std::vector<std::int64_t>{20, 0, 40, 10, 50}));
+}
+
 TEST(RingAttentionPlan, EveryFlagNamesTheRankThatRaisesIt) {
   for (const Topology topo : {Topology{1, 3}, Topology{3, 1}, Topology{2, 2}, Topology{3, 2}}) {
     AttentionSpec attention;

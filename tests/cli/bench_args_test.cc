@@ -74,7 +74,7 @@ TEST(BenchArgs, RefusesWhatTheFormDoesNotLookAt) {
 
 TEST(BenchArgs, RefusesWhatCannotBeMeasured) {
   refused("bench", "gemm_core");
-  refused("bench ring_attn", "no kernel yet");
+  refused("bench ring_attn", "attention_core.py");
   refused("bench suite", "virtual_cluster");
   refused("bench suite everything", "everything");
   refused("bench gemm_core twice", "twice");

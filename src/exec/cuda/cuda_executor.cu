@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "exec/abort.h"
+#include "exec/cuda/attention_config.h"
 #include "exec/cuda/cuda_network.h"
 #include "exec/cuda/cuda_operator.h"
 #include "exec/cuda/driver.h"
@@ -25,6 +26,7 @@
 #include "exec/host/launch_log.h"
 #include "exec/schedule.h"
 #include "net/record.h"
+#include "plan/print.h"
 
 namespace mkernel {
 namespace {
@@ -60,10 +62,10 @@ class Executor : public CudaExecutor {
   }
   Result<CudaOperator*> add_operator(const CudaOperatorConfig& config) override;
   void remove_operator(CudaOperator* op) override;
-  Status check(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments) override;
-  Status launch(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments, void* stream,
+  Status check(CudaOperator* op, std::int32_t rank, const Arguments& arguments) override;
+  Status launch(CudaOperator* op, std::int32_t rank, const Arguments& arguments, void* stream,
                 std::uint32_t parts) override;
-  Status launch_signals(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments, void* stream) override;
+  Status launch_signals(CudaOperator* op, std::int32_t rank, const Arguments& arguments, void* stream) override;
   Status wait(CudaOperator* op, std::int32_t rank) override;
   Result<DeviceTimes> times(CudaOperator* op, std::int32_t rank) override;
   std::string flight_record(std::int32_t rank) override;
@@ -98,6 +100,11 @@ class Executor : public CudaExecutor {
   // Our ranks' place in the log: that of processes knows one only.
   std::int32_t log_rank(std::int32_t rank) const { return options_.own_rank < 0 ? rank : 0; }
   Status check_launch(CudaOperatorImpl& op, std::int32_t rank);
+  static cudaError_t start_gemm(CudaOperatorImpl& op, const Matrix& c, const CudaOperatorImpl::Launch& launch,
+                                std::uint32_t parts, const VirtualGpu& gpu, cudaStream_t stream);
+  static cudaError_t start_attention(CudaOperatorImpl& op, const AttentionArguments& arguments,
+                                     const CudaOperatorImpl::Launch& launch, const VirtualGpu& gpu,
+                                     cudaStream_t stream);
   std::string name_of(const CudaOperatorImpl& op) const;
   void watch();
   void check_mailbox(CudaOperatorImpl& op, std::int32_t rank);
@@ -184,19 +191,22 @@ Executor::~Executor() {
 }
 
 Status Executor::allow_shared_memory() {
+  const auto allow = [](const auto& entry) -> Status {
+    const cudaError_t status = cudaFuncSetAttribute(reinterpret_cast<const void*>(entry.kernel),
+                                                    cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
+    if (status == cudaSuccess) return Ok{};
+    return cuda_error(status, fmt::format("reserving {} bytes of shared memory", entry.shared_bytes));
+  };
   for (const int device : gpus_->devices()) {
     DeviceGuard guard(device);
-    for (const TileShape& shape : kTileShapes) {
-      for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
+      for (const TileShape& shape : kTileShapes) {
         for (const bool k_major : {false, true}) {
-          const KernelEntry entry = find_kernel(shape, dtype, k_major);
-          const cudaError_t status =
-              cudaFuncSetAttribute(reinterpret_cast<const void*>(entry.kernel),
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
-          if (status != cudaSuccess) {
-            return cuda_error(status, fmt::format("reserving {} bytes of shared memory", entry.shared_bytes));
-          }
+          if (Status status = allow(find_kernel(shape, dtype, k_major)); !status.ok()) return status;
         }
+      }
+      for (const int dim : kAttentionDims) {
+        if (Status status = allow(find_attention_kernel(dim, dtype)); !status.ok()) return status;
       }
     }
   }
@@ -205,7 +215,7 @@ Status Executor::allow_shared_memory() {
 
 std::string Executor::name_of(const CudaOperatorImpl& op) const {
   const PlanSpec& spec = op.plan().spec();
-  return fmt::format("operator {} ({} {} x {} x {})", op.number(), op_name(spec.op), spec.m, spec.n, spec.k);
+  return fmt::format("operator {} ({} {})", op.number(), op_name(spec.op), shape_text(spec));
 }
 
 Status Executor::check_operator(const CudaOperatorConfig& config) const {
@@ -216,7 +226,9 @@ Status Executor::check_operator(const CudaOperatorConfig& config) const {
     return bad_argument(fmt::format("{} GPUs per node are more than the {} that the kernel has room for",
                                     spec.topo.gpus, kMaxGpusPerNode));
   }
-  if (find_kernel({spec.tiling.bm, spec.tiling.bn}, spec.dtype, false).kernel == nullptr) {
+  if (spec.op == Op::kRingAttention) {
+    if (Status status = validate_gpu_attention(spec); !status.ok()) return status;
+  } else if (find_kernel({spec.tiling.bm, spec.tiling.bn}, spec.dtype, false).kernel == nullptr) {
     return bad_argument(
         fmt::format("tiles of {} x {} have no GPU kernel: 128 x 256, 128 x 128, 64 x 128 and 64 x 64 have",
                     spec.tiling.bm, spec.tiling.bn));
@@ -228,8 +240,8 @@ Status Executor::check_operator(const CudaOperatorConfig& config) const {
   const std::int64_t wanted = CudaOperatorImpl::bytes_needed(config, ranks_.front(), gpus_->rank(ranks_.front()).sms);
   if (const std::int64_t available = free_memory(); wanted > available) {
     return Error{ErrorKind::kOutOfMemory,
-                 fmt::format("{} of {} x {} x {} needs {} bytes of GPU memory per rank, and {} are available",
-                             op_name(spec.op), spec.m, spec.n, spec.k, wanted, available)};
+                 fmt::format("{} of {} needs {} bytes of GPU memory per rank, and {} are available", op_name(spec.op),
+                             shape_text(spec), wanted, available)};
   }
   return Ok{};
 }
@@ -238,7 +250,11 @@ Result<CudaOperator*> Executor::add_operator(const CudaOperatorConfig& config) {
   std::lock_guard<std::mutex> creating(create_mutex_);
   const std::uint32_t number = next_operator();
   Partition partition = config.partition;
-  if (partition == Partition{}) partition = choose_partition(config.source->plan(), sms(), kGpuCosts);
+  if (partition == Partition{}) {
+    // Attention copies with a spare warp of every SM.
+    const bool attention = config.source->plan().spec().op == Op::kRingAttention;
+    partition = attention ? Partition{sms(), 0, 0} : choose_partition(config.source->plan(), sms(), kGpuCosts);
+  }
   auto op = std::make_unique<CudaOperatorImpl>(number, config, partition, ranks_.front());
   const Status possible = check_operator(config);
   const Status taken = possible.ok() ? op->take_memory(*gpus_) : possible;
@@ -308,7 +324,30 @@ Status Executor::check_launch(CudaOperatorImpl& op, std::int32_t rank) {
   return Ok{};
 }
 
-Status Executor::launch(CudaOperator* base, std::int32_t rank, const GemmArguments& arguments, void* user_stream,
+cudaError_t Executor::start_gemm(CudaOperatorImpl& op, const Matrix& c, const CudaOperatorImpl::Launch& launch,
+                                 std::uint32_t parts, const VirtualGpu& gpu, cudaStream_t stream) {
+  const Overlap overlap = op.plan().topo().world() == 1 ? Overlap::kPrevious : Overlap::kNone;
+  cudaError_t status = launch_repack(launch.copy_a, launch.copy_b, stream, overlap);
+  if (status != cudaSuccess) return status;
+  status = mkernel::launch(launch.kernel.kernel, static_cast<unsigned>(gpu.sms), kThreads,
+                           static_cast<std::size_t>(launch.kernel.shared_bytes), stream, overlap, launch.call);
+  if (launch.deliver_c && (parts & kPartLast) != 0) {
+    launch_deliver(device_matrix(c), launch.call.c_matrix, c.rows, c.cols, stream);
+  }
+  return status;
+}
+
+cudaError_t Executor::start_attention(CudaOperatorImpl& op, const AttentionArguments& arguments,
+                                      const CudaOperatorImpl::Launch& launch, const VirtualGpu& gpu,
+                                      cudaStream_t stream) {
+  const cudaError_t status = upload_ends(op.plan(), arguments, launch.attention_call, stream);
+  if (status != cudaSuccess) return status;
+  const AttentionEntry& entry = launch.attention_kernel;
+  return mkernel::launch(entry.kernel, static_cast<unsigned>(gpu.sms), kAttentionThreads,
+                         static_cast<std::size_t>(entry.shared_bytes), stream, Overlap::kNone, launch.attention_call);
+}
+
+Status Executor::launch(CudaOperator* base, std::int32_t rank, const Arguments& arguments, void* user_stream,
                         std::uint32_t parts) {
   auto& op = static_cast<CudaOperatorImpl&>(*base);
   const VirtualGpu& gpu = gpus_->rank(rank);
@@ -323,6 +362,12 @@ Status Executor::launch(CudaOperator* base, std::int32_t rank, const GemmArgumen
   cudaError_t status = cudaStreamIsCapturing(stream, &capture);
   if (status != cudaSuccess) return cuda_error(status, fmt::format("launching on a stream of rank {}", rank));
   const bool capturing = capture != cudaStreamCaptureStatusNone;
+  if (capturing && op.plan().spec().attention.packed) {
+    return Error{
+        ErrorKind::kUnsupported,
+        "packed sequences cannot be captured in a graph: each replay would read cu_seqlens from the memory of a "
+        "call that is over"};
+  }
   // A captured launch happens later and any number of times: then the caller sees to the order.
   if (!capturing && (parts & kPartLast) != 0) {
     if (Status checked = check_launch(op, rank); !checked.ok()) return checked;
@@ -334,15 +379,11 @@ Status Executor::launch(CudaOperator* base, std::int32_t rank, const GemmArgumen
     status = cudaStreamWaitEvent(stream, last.done, 0);
     if (status != cudaSuccess) return cuda_error(status, fmt::format("ordering a launch of rank {}", rank));
   }
-  const Overlap overlap = op.plan().topo().world() == 1 ? Overlap::kPrevious : Overlap::kNone;
-  status = launch_repack(launch.copy_a, launch.copy_b, stream, overlap);
-  if (status != cudaSuccess) return cuda_error(status, fmt::format("copying operands of rank {}", rank));
   if (network_ && !capturing) network_->wake();
-  status = mkernel::launch(launch.kernel.kernel, static_cast<unsigned>(gpu.sms), kThreads,
-                           static_cast<std::size_t>(launch.kernel.shared_bytes), stream, overlap, launch.call);
-  if (launch.deliver_c && (parts & kPartLast) != 0) {
-    const Matrix& c = arguments.c;
-    launch_deliver(device_matrix(c), launch.call.c_matrix, c.rows, c.cols, stream);
+  if (op.is_attention()) {
+    status = start_attention(op, std::get<AttentionArguments>(arguments), launch, gpu, stream);
+  } else {
+    status = start_gemm(op, std::get<GemmArguments>(arguments).c, launch, parts, gpu, stream);
   }
   if (const cudaError_t other = cudaGetLastError(); status == cudaSuccess) status = other;
   if (status == cudaSuccess && !capturing) {
@@ -361,8 +402,7 @@ Status Executor::launch(CudaOperator* base, std::int32_t rank, const GemmArgumen
   return Ok{};
 }
 
-Status Executor::launch_signals(CudaOperator* base, std::int32_t rank, const GemmArguments& arguments,
-                                void* user_stream) {
+Status Executor::launch_signals(CudaOperator* base, std::int32_t rank, const Arguments& arguments, void* user_stream) {
   auto& op = static_cast<CudaOperatorImpl&>(*base);
   const VirtualGpu& gpu = gpus_->rank(rank);
   auto* const stream = user_stream != nullptr ? static_cast<cudaStream_t>(user_stream) : gpu.stream;
@@ -461,7 +501,7 @@ std::int64_t Executor::network_bytes(const CudaOperator* op) const {
   return network_ ? network_->operator_bytes(op->number()) : 0;
 }
 
-Status Executor::check(CudaOperator* base, std::int32_t rank, const GemmArguments& arguments) {
+Status Executor::check(CudaOperator* base, std::int32_t rank, const Arguments& arguments) {
   const auto prepared = static_cast<CudaOperatorImpl&>(*base).prepare(rank, arguments, kAllParts);
   if (!prepared.ok()) return prepared.error();
   return Ok{};

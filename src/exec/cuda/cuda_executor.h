@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/owned_file.h"
+#include "exec/arguments.h"
 #include "exec/cuda/device_task.h"
 #include "exec/cuda/launch_parts.h"
 #include "exec/host/failure.h"
@@ -78,13 +79,13 @@ class CudaExecutor {
   virtual void remove_operator(CudaOperator* op) = 0;
 
   // What launch() would refuse of a rank's matrices.
-  virtual Status check(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments) = 0;
-  // One rank's part of a call, on `stream` (a cudaStream_t of the rank's GPU; null: the rank's own stream). `parts` is
-  // a mask of launch_parts.h.
-  virtual Status launch(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments, void* stream,
+  virtual Status check(CudaOperator* op, std::int32_t rank, const Arguments& arguments) = 0;
+  // One rank's part of a call, as matrices or, of ring_attention, tensors; on `stream` (a cudaStream_t of the rank's
+  // GPU; null: the rank's own stream). `parts` is a mask of launch_parts.h.
+  virtual Status launch(CudaOperator* op, std::int32_t rank, const Arguments& arguments, void* stream,
                         std::uint32_t parts) = 0;
   // Raises the signals of all compute tasks, as if something else had computed them. For comparisons.
-  virtual Status launch_signals(CudaOperator* op, std::int32_t rank, const GemmArguments& arguments, void* stream) = 0;
+  virtual Status launch_signals(CudaOperator* op, std::int32_t rank, const Arguments& arguments, void* stream) = 0;
   // All launches of `op` on `rank` are complete. After a failure: the kernels have left.
   virtual Status wait(CudaOperator* op, std::int32_t rank) = 0;
 

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
 #include "base/check.h"
+#include "exec/cuda/attention_config.h"
 #include "exec/cuda/driver.h"
 #include "exec/cuda/format.h"
 #include "exec/cuda/tensor_map.h"
@@ -40,11 +42,13 @@ bool off_lines(const Matrix& m) {
 
 std::int64_t a_copy_bytes(const CudaOperatorConfig& config, const AlignedCopies& aligned, std::int32_t rank) {
   const Plan::Extent a = config.source->plan().a_extent(rank);
-  return config.any_layout || needs_copy(a.cols) || (aligned.a && off_lines(a.cols)) ? a.rows * copy_pitch(a.cols) * 2 : 0;
+  return config.any_layout || needs_copy(a.cols) || (aligned.a && off_lines(a.cols)) ? a.rows * copy_pitch(a.cols) * 2
+                                                                                     : 0;
 }
 std::int64_t b_copy_bytes(const CudaOperatorConfig& config, const AlignedCopies& aligned, std::int32_t rank) {
   const Plan::Extent b = config.source->plan().b_extent(rank);
-  return config.any_layout || needs_copy(b.cols) || (aligned.b && off_lines(b.cols)) ? b.rows * copy_pitch(b.cols) * 2 : 0;
+  return config.any_layout || needs_copy(b.cols) || (aligned.b && off_lines(b.cols)) ? b.rows * copy_pitch(b.cols) * 2
+                                                                                     : 0;
 }
 
 Repack repack(const Matrix& from, const Matrix& to) {
@@ -89,10 +93,12 @@ std::vector<std::byte*> CudaOperatorImpl::heaps() const {
 }
 
 std::int64_t CudaOperatorImpl::bytes_needed(const CudaOperatorConfig& config, std::int32_t rank, int sms) {
-  const AlignedCopies aligned = choose_copies(config.source->plan().spec(), sms);
   const Plan& plan = config.source->plan();
   std::int64_t tasks = 0;
+  const bool attention = plan.spec().op == Op::kRingAttention;
+  const AlignedCopies aligned = attention ? AlignedCopies{} : choose_copies(plan.spec(), sms);
   for (int role = 0; role < kRoleCount; ++role) {
+    if (attention && role == static_cast<int>(Role::kCompute)) continue;  // tables of its own
     for (std::int32_t lane = 0; lane < plan.lanes(static_cast<Role>(role)); ++lane) {
       tasks += plan.count(rank, static_cast<Role>(role), lane);
     }
@@ -100,8 +106,8 @@ std::int64_t CudaOperatorImpl::bytes_needed(const CudaOperatorConfig& config, st
   const PlanSpec& spec = plan.spec();
   const bool window = config.share && spec.op == Op::kGemmAllReduce;
   return HeapLayout(plan).bytes() + (window ? spec.m * rounded(spec.n) * 2 : 0) +
-         tasks * static_cast<std::int64_t>(sizeof(DeviceTask) + sizeof(std::uint64_t)) + a_copy_bytes(config, aligned, rank) +
-         b_copy_bytes(config, aligned, rank);
+         tasks * static_cast<std::int64_t>(sizeof(DeviceTask) + sizeof(std::uint64_t)) +
+         a_copy_bytes(config, aligned, rank) + b_copy_bytes(config, aligned, rank);
 }
 
 RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table, int sms) const {
@@ -129,18 +135,35 @@ RankMemory CudaOperatorImpl::place(std::int32_t rank, const TaskTable& table, in
   at.parts_done = add(std::int64_t{table.parts} * 4);
   at.a_copy = add(a_copy_bytes(config_, ranks_[static_cast<std::size_t>(rank)].aligned, rank));
   at.b_copy = add(b_copy_bytes(config_, ranks_[static_cast<std::size_t>(rank)].aligned, rank));
+  at.attention = add(ranks_[static_cast<std::size_t>(rank)].attention_at.bytes);
   at.bytes = end;
   return at;
+}
+
+Status CudaOperatorImpl::make_table(std::int32_t r, int sms) {
+  Rank& self = rank(r);
+  if (!is_attention()) {
+    Result<TaskTable> table = make_task_table(*config_.source, r, {sms, 0});
+    if (!table.ok()) return table.error();
+    self.table = std::move(*table);
+    return Ok{};
+  }
+  Result<AttentionTable> table =
+      make_attention_table(*config_.source, r, partition_.compute > 0 ? partition_.compute : sms, sms);
+  if (!table.ok()) return table.error();
+  self.attention = std::move(*table);
+  self.attention_at = place_attention(plan().spec(), self.attention);
+  self.table.tasks = self.attention.tasks;
+  self.table.lanes = self.attention.lanes;
+  return Ok{};
 }
 
 Status CudaOperatorImpl::take_memory(VirtualGpus& gpus) {
   for (std::int32_t r = 0; r < plan().topo().world(); ++r) {
     if (!gpus.has(r)) continue;
-    Result<TaskTable> table = make_task_table(*config_.source, r, {gpus.rank(r).sms, 0});
-    if (!table.ok()) return table.error();
+    if (Status status = make_table(r, gpus.rank(r).sms); !status.ok()) return status;
     Rank& self = rank(r);
-    self.table = std::move(*table);
-    self.aligned = choose_copies(plan().spec(), gpus.rank(r).sms);
+    if (!is_attention()) self.aligned = choose_copies(plan().spec(), gpus.rank(r).sms);
     self.at = place(r, self.table, gpus.rank(r).sms);
     Result<DeviceHeap> memory = DeviceHeap::create(gpus.rank(r).device, self.at.bytes, gpus.devices());
     if (!memory.ok()) return memory.error();
@@ -214,7 +237,7 @@ Status CudaOperatorImpl::fill_rank(std::int32_t r, const VirtualGpu& gpu) {
   device.records = reinterpret_cast<const DeviceRecord*>(base + self.at.records);
   device.lane_table = reinterpret_cast<const DeviceLane*>(base + self.at.lanes);
   device.heads = reinterpret_cast<DeviceHead*>(base + self.at.heads);
-  device.compute = self.table.lanes[0];
+  if (!is_attention()) device.compute = self.table.lanes[0];  // attention has tables of its own for it
   device.begun = reinterpret_cast<std::uint32_t*>(base + self.at.begun);
   device.ctas = gpu.sms;
   device.claims = reinterpret_cast<std::uint64_t*>(base + self.at.claims);
@@ -259,7 +282,15 @@ Status CudaOperatorImpl::fill_rank(std::int32_t r, const VirtualGpu& gpu) {
   self.task_count = static_cast<std::int64_t>(self.table.tasks.size());
   self.table.tasks.clear();  // the device has them
   self.table.tasks.shrink_to_fit();
-  return make_maps(self);
+  if (!is_attention()) return make_maps(self);
+  AttentionCall& call = self.attention_call;
+  std::memset(static_cast<void*>(&call), 0, offsetof(AttentionCall, rank));
+  const Status filled =
+      fill_attention(plan(), r, self.attention, self.attention_at, base + self.at.attention, base, gpu.stream, call);
+  self.task_count += plan().count(r, Role::kCompute, 0);
+  call.rank = self.device;
+  self.attention = {};  // the device has it
+  return filled;
 }
 
 // The descriptors of what lies in the rank's own memory.
@@ -355,8 +386,29 @@ Status CudaOperatorImpl::take_c(std::int32_t r, const Matrix& asked, Launch& lau
   return Ok{};
 }
 
-Result<CudaOperatorImpl::Launch> CudaOperatorImpl::prepare(std::int32_t r, const GemmArguments& arguments,
+Result<CudaOperatorImpl::Launch> CudaOperatorImpl::prepare(std::int32_t r, const Arguments& arguments,
                                                            std::uint32_t parts) {
+  if (const auto* attention = std::get_if<AttentionArguments>(&arguments)) {
+    return prepare_attention(r, *attention, parts);
+  }
+  return prepare_gemm(r, std::get<GemmArguments>(arguments), parts);
+}
+
+Result<CudaOperatorImpl::Launch> CudaOperatorImpl::prepare_attention(std::int32_t r,
+                                                                     const AttentionArguments& arguments,
+                                                                     std::uint32_t parts) {
+  if (parts != kAllParts) return bad_argument("parts are asked for: a call of ring_attention is launched as a whole");
+  Launch launch;
+  launch.attention_call = rank(r).attention_call;
+  const PlanSpec& spec = plan().spec();
+  launch.attention_kernel = find_attention_kernel(padded_dim(spec.attention.dim), spec.dtype);
+  MK_CHECK(launch.attention_kernel.kernel != nullptr);
+  if (Status status = take_tensors(plan(), r, arguments, launch.attention_call); !status.ok()) return status.error();
+  return launch;
+}
+
+Result<CudaOperatorImpl::Launch> CudaOperatorImpl::prepare_gemm(std::int32_t r, const GemmArguments& arguments,
+                                                                std::uint32_t parts) {
   Rank& self = rank(r);
   Launch launch;
   std::memset(static_cast<void*>(&launch.call.a), 0, sizeof(CUtensorMap));

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "exec/cuda/attention_operator.h"
 #include "exec/cuda/cuda_executor.h"
 #include "exec/cuda/device_call.h"
 #include "exec/cuda/device_heap.h"
@@ -31,6 +32,7 @@ struct RankMemory {
   std::int64_t parts_done = 0;
   std::int64_t a_copy = 0;
   std::int64_t b_copy = 0;
+  std::int64_t attention = 0;
   std::int64_t bytes = 0;
 };
 
@@ -48,6 +50,9 @@ class CudaOperatorImpl : public CudaOperator {
     DeviceRank device;  // as the kernel gets it
     CUtensorMap gather[2] = {};
     CUtensorMap packed[2] = {};
+    AttentionTable attention;  // of ring_attention, which leaves `table` all but empty
+    AttentionMemory attention_at;
+    AttentionCall attention_call;  // its parts that stay the same
     std::int64_t task_count = 0;
     // Rows of A that a tile loads: whole swizzle atoms, but no more than its tallest needs.
     std::int32_t a_box_rows() const { return static_cast<std::int32_t>(max_of(ceil_div(table.tile_rows, 8) * 8, 8)); }
@@ -57,10 +62,12 @@ class CudaOperatorImpl : public CudaOperator {
     bool warned = false;
     bool failure_told = false;
   };
-  // A launch, ready to be made. The kernel depends on how B lies.
+  // A launch, ready to be made: of a GEMM, whose kernel depends on how B lies, or of attention.
   struct Launch {
     DeviceCall call;
     KernelEntry kernel;
+    AttentionCall attention_call;
+    AttentionEntry attention_kernel;
     Repack copy_a;  // into own memory, first; of A, B where they need that
     Repack copy_b;
     bool deliver_c = false;  // C is in the window, and copied to the caller's afterwards
@@ -87,8 +94,10 @@ class CudaOperatorImpl : public CudaOperator {
   std::vector<std::byte*> heaps() const;
   Rank& rank(std::int32_t rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
-  // Errors: kBadArgument, naming the matrix that lies in a way that needs any_layout.
-  Result<Launch> prepare(std::int32_t rank, const GemmArguments& arguments, std::uint32_t parts);
+  bool is_attention() const { return plan().spec().op == Op::kRingAttention; }
+  // Errors: kBadArgument, naming the matrix that lies in a way that needs any_layout, or the tensor that TMA cannot
+  // read.
+  Result<Launch> prepare(std::int32_t rank, const Arguments& arguments, std::uint32_t parts);
 
   // Bytes that take_memory() will take for `rank`, give or take what it decides then.
   static std::int64_t bytes_needed(const CudaOperatorConfig& config, std::int32_t rank, int sms);
@@ -101,6 +110,9 @@ class CudaOperatorImpl : public CudaOperator {
   RankMemory place(std::int32_t rank, const TaskTable& table, int sms) const;
   Status fill_rank(std::int32_t rank, const VirtualGpu& gpu);
   Status make_maps(Rank& rank);
+  Status make_table(std::int32_t rank, int sms);
+  Result<Launch> prepare_gemm(std::int32_t rank, const GemmArguments& arguments, std::uint32_t parts);
+  Result<Launch> prepare_attention(std::int32_t rank, const AttentionArguments& arguments, std::uint32_t parts);
   Status take_a(std::int32_t rank, const Matrix& a, Launch& launch) const;
   Status take_b(std::int32_t rank, const Matrix& b, Launch& launch) const;
   Status take_c(std::int32_t rank, const Matrix& c, Launch& launch) const;

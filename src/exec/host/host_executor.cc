@@ -228,6 +228,23 @@ Status HostExecutor::launch_locked(HostOperator* op, std::int32_t rank, const Ar
   return Ok{};
 }
 
+std::uint64_t HostExecutor::last_turn(HostOperator* op) {
+  std::lock_guard<std::mutex> lock(launch_mutex_);
+  return op->progress(options_.own_rank).launches - 1;
+}
+
+void HostExecutor::await_first_phase(HostOperator* op) {
+  const std::uint64_t turn = last_turn(op);
+  // Asked now and then: what is compared with this takes milliseconds.
+  while (!op->gate_reached(turn) && !shared_.failure.happened()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+void HostExecutor::open_gate(HostOperator* op) {
+  if (op->open_gate(last_turn(op), options_.topo.world() - 1)) shared_.wake_all();
+}
+
 Status HostExecutor::wait(HostOperator* op, std::int32_t rank) {
   Stream& stream = *shared_.streams[rank];
   const auto failed = [this] { return shared_.failure.happened(); };

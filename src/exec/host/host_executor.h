@@ -60,6 +60,11 @@ class HostExecutor {
   // Waits until all launches of `op` on `rank` are complete. After a failure: until no thread touches a caller's
   // memory.
   Status wait(HostOperator* op, std::int32_t rank);
+  // A world of several processes, and an operator that is not fused: returns when this rank's last launch has ended its
+  // first phase, or the world has failed. The second phase begins here after open_gate(), for which the caller has
+  // heard that the first has ended on all ranks.
+  void await_first_phase(HostOperator* op);
+  void open_gate(HostOperator* op);
   // After a failure: returns when nothing writes to any workspace any more.
   void wait_still();
 
@@ -73,6 +78,7 @@ class HostExecutor {
  private:
   explicit HostExecutor(const HostExecutorOptions& options);
   void start_threads();
+  std::uint64_t last_turn(HostOperator* op);
   bool runs(std::int32_t rank) const { return options_.own_rank < 0 || options_.own_rank == rank; }
   // In a world of several processes the log knows our launches only.
   std::int32_t log_rank(std::int32_t rank) const { return options_.own_rank < 0 ? rank : 0; }

@@ -148,15 +148,21 @@ void HostOperator::start(std::int32_t rank, std::uint64_t ticket) {
 }
 
 bool HostOperator::gate_open(std::uint64_t turn) const {
-  const std::uint64_t target = (turn / 2 + 1) * ranks_here();
+  const std::uint64_t target = (turn / 2 + 1) * static_cast<std::uint64_t>(plan().topo().world());
   // order: what the first phase of all ranks has written; pairs with open_gate().
   return gates_[turn & 1].load(std::memory_order_acquire) >= target;
 }
 
-bool HostOperator::open_gate(std::uint64_t turn) {
-  const std::uint64_t target = (turn / 2 + 1) * ranks_here();
+bool HostOperator::gate_reached(std::uint64_t turn) const {
+  const std::uint64_t before = turn / 2 * static_cast<std::uint64_t>(plan().topo().world());
+  return gates_[turn & 1].load(std::memory_order_acquire) > before;  // order: pairs with open_gate()
+}
+
+bool HostOperator::open_gate(std::uint64_t turn, std::int32_t ranks) {
+  const auto more = static_cast<std::uint64_t>(ranks);
+  const std::uint64_t target = (turn / 2 + 1) * static_cast<std::uint64_t>(plan().topo().world());
   // order: our rank's first phase, which we have acquired through its counters; pairs with gate_open().
-  return gates_[turn & 1].fetch_add(1, std::memory_order_acq_rel) + 1 >= target;
+  return gates_[turn & 1].fetch_add(more, std::memory_order_acq_rel) + more >= target;
 }
 
 void HostOperator::set_trace(std::shared_ptr<RunLog> log) {

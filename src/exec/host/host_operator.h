@@ -94,16 +94,15 @@ class HostOperator {
   // Sets all lanes of a rank to the start of the call `ticket`.
   void start(std::int32_t rank, std::uint64_t ticket);
 
-  // Not fused: two phases, and the second of a call begins on every rank when the first has ended on all ranks of this
-  // process (as a GEMM and a collective on one stream per GPU follow each other).
+  // Not fused: two phases, and the second of a call begins on every rank when the first has ended on all.
   bool in_first_phase(Role role) const { return plan().gathers() != (role == Role::kCompute); }
   // `turn` counts a rank's calls of this operator from 0.
   bool gate_open(std::uint64_t turn) const;
-  // Called once per rank and call. True when it was the last one.
-  bool open_gate(std::uint64_t turn);
-  std::uint64_t ranks_here() const {
-    return config_.own_rank < 0 ? static_cast<std::uint64_t>(plan().topo().world()) : 1;
-  }
+  // Called once per rank and call, with 1: this rank's first phase has ended. In a world of several processes somebody
+  // then counts the other ranks. True when all have been counted.
+  bool open_gate(std::uint64_t turn, std::int32_t ranks);
+  // Whether at least one rank has been counted.
+  bool gate_reached(std::uint64_t turn) const;
 
   // Names the caller's matrices for `epoch`, and the window in the place of C where there is one.
   void bind(std::int32_t rank, std::uint64_t epoch, const Arguments& arguments);

@@ -35,6 +35,14 @@ struct HostShared {
     streams[rank]->progress_ns.store(now, std::memory_order_relaxed);
     streams[rank]->bell.ring();
   }
+  // All ranks have got on.
+  void wake_all() {
+    const Nanos now = steady_now();
+    for (const auto& stream : streams) {
+      stream->progress_ns.store(now, std::memory_order_relaxed);
+      stream->bell.ring_all();
+    }
+  }
 
   // Must stand around everything that touches the caller's matrices. False when the world has failed: do not begin.
   // order: either we see the failure, or whoever waits for the world to be still sees us acting, since both sides write

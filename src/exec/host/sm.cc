@@ -205,12 +205,7 @@ void Sm::pass_gate() {
   if (communication && !op.met(rank_, source().completion(rank_), call_.epoch)) return;
   // Only one SM gets past here: the ticket moves up, never down.
   if (!progress.gate_ticket.compare_exchange_strong(seen, call_.ticket, std::memory_order_acq_rel)) return;
-  if (!op.open_gate(call_.turn)) return;
-  const Nanos now = steady_now();
-  for (const auto& stream : shared_.streams) {
-    stream->progress_ns.store(now, std::memory_order_relaxed);
-    stream->bell.ring_all();
-  }
+  if (op.open_gate(call_.turn, 1)) shared_.wake_all();
 }
 
 // Ends the call when all of it is done.

@@ -62,8 +62,8 @@ std::string describe_other(const Call& call, std::int32_t rank, double waited_s)
     }
   }
   return fmt::format(
-      "rank {} waited {:.1f} s in {} (operator {}), epoch {}, for the first phase "
-      "of the call (not fused) to end",
+      "rank {} waited {:.1f} s in {} (operator {}), epoch {}, for the other ranks to end the first phase "
+      "of the call (not fused)",
       rank, waited_s, op_name(plan.spec().op), call.op->number(), call.epoch);
 }
 

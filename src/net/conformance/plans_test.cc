@@ -56,9 +56,7 @@ TEST_P(PlansTest, NothingIsLostWhenOnePostInSevenFails) {
   const PlanSource source{Plan(small_spec(Op::kGemmReduceScatter, 3, 1, 300, 130))};
   TestWorld world(source.plan().topo(), options(4));
   for (std::int32_t rank = 0; rank < world.topo().world(); ++rank) {
-    // Not the first ones: with one of those put off, libfabric 1.17's tcp never connected two of the ranks (seen here;
-    // the cause is not known).
-    world.endpoint(rank).fails = [](std::int64_t call, const Put&) { return call > 50 && call % 7 == 3; };
+    world.endpoint(rank).fails = [](std::int64_t call, const Put&) { return call % 7 == 3; };
   }
   world.add_operator(0, source);
   world.run_epochs(0, 1, 6);

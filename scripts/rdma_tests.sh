@@ -40,7 +40,7 @@ run_mkernel() {
 
 part_conformance() {
   local kind
-  for kind in verbs verbs_silent verbs_counted1 verbs_counted3_shuffled; do
+  for kind in verbs verbs_silent verbs_counted1 verbs_counted3_shuffled verbs_rails2 verbs_counted3_shuffled_rails4; do
     check "conformance over $kind" "$build/net_conformance_test" --gtest_filter="*ConformanceTest*/$kind:*PlansTest*/$kind"
   done
 }

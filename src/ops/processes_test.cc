@@ -117,28 +117,6 @@ TEST_F(ProcessesTest, UnfusedRunsGiveTheSameBits) {
   }
 }
 
-// The second phase would wait for ever for a rank that never ends its first.
-TEST_F(ProcessesTest, AnUnfusedRunWithoutAPeerEndsWithItsName) {
-  const std::string job = new_job();
-  for_ranks(3, [&](int rank) {
-    GemmOptions gemm = test::small_tiles(Op::kGemmAllReduce, 64, 64, 64);
-    gemm.fused = false;
-    WorldOptions options = options_of({3, 1}, rank, job);
-    options.deadline_s = 0.7;
-    World world = test::make_world(options);
-    Operator op = test::make_operator(world, gemm);
-    Problem problem(op, gemm, 3, 1);
-    const GemmArguments arguments[] = {problem.arguments(rank)};
-    if (rank == 1) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      world.abort("rank 1 has no memory left");
-      return;
-    }
-    const auto report = op.run(arguments);
-    EXPECT_TRUE(test::failed(report, ErrorKind::kAborted, {"no memory left"}));
-  });
-}
-
 TEST_F(ProcessesTest, LaunchesWithoutBarriersAndSeveralOperatorsOnOneWorld) {
   for (const test::Shape shape : {test::Shape{2, 2}, test::Shape{4, 1}}) {
     const int size = shape.nodes * shape.gpus;

@@ -38,11 +38,7 @@ run() { # NAME SECONDS COMMAND...: the output goes to OUT_DIR/NAME.log, a line t
 for part in $parts; do
   case $part in
     tests)
-      # Ring attention over several ranks is tried by itself: it has not been seen to work yet.
-      several='GpuAttentionWorlds.*:*/GpuAttentionWorlds.*:GpuAttention.Gives*:GpuAttention.Runs*:GpuAttention.ErrorsDo*'
-      several+=':GpuAttention.ARank*:GpuAttention.ARing*'
-      run tests_gpu 400 "$build/tests_gpu_test" --gtest_filter="-$several"
-      run attention_several_ranks 90 env MKERNEL_UNTRIED=1 "$build/tests_gpu_test" --gtest_filter="$several"
+      run tests_gpu 400 "$build/tests_gpu_test"
       # Processes that share the GPU run in turn, so this takes its time.
       run gpu_processes 240 env MKERNEL_CLI="$build/mkernel" "$build/tests_cli_test" --gtest_filter='GpuProcesses*:GpuNodes*'
       for program in gpu_stream_test plan_device_test wire_test cuda_network_test; do
@@ -51,7 +47,7 @@ for part in $parts; do
       # Planted faults, some of which hang until the program ends them, and 10,000 delayed launches per operator.
       [[ -x $build/kernel_faults_test ]] && run kernel_faults_test 400 "$build/kernel_faults_test"
       # GoogleTest ends well when all was skipped.
-      for log in tests_gpu attention_several_ranks gpu_processes; do
+      for log in tests_gpu gpu_processes; do
         if grep -q "SKIPPED" "$out/$log.log"; then
           echo "FAILED   $log: tests were skipped"
           failed=1
@@ -66,6 +62,9 @@ for part in $parts; do
           run "$tool-$op" 120 compute-sanitizer --tool $tool --error-exitcode 9 "$build/mkernel" run "$op" --device cuda \
             --nodes 1 --gpus 2 --sms 8 --m 300 --n 520 --k 200 --repeat 2 --deadline 100
         done
+        run "$tool-ring_attention" 120 compute-sanitizer --tool $tool --error-exitcode 9 "$build/mkernel" run \
+          ring_attention --device cuda --nodes 1 --gpus 2 --sms 8 --seq 700 --heads 4 --kv-heads 2 --causal --repeat 2 \
+          --deadline 100
       done
       ;;
     bench)

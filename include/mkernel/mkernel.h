@@ -189,8 +189,8 @@ class Operator {
  public:
   // Errors: kBadArgument, kOutOfMemory.
   static Result<Operator> create(World& world, const GemmOptions& options);
-  // The same, and kUnsupported on Device::kCuda for what its kernel has not got: several ranks so far, scales that are
-  // not positive, few slots.
+  // The same, and kUnsupported on Device::kCuda for what its kernel has not got: scales that are not positive, few
+  // slots.
   static Result<Operator> create(World& world, const AttentionOptions& options);
   Operator(Operator&&) noexcept;
   Operator& operator=(Operator&&) noexcept;

@@ -488,11 +488,6 @@ Result<Operator> Operator::create(World& world, const GemmOptions& options) {
 Result<Operator> Operator::create(World& world, const AttentionOptions& options) {
   const std::shared_ptr<World::Impl>& owner = world.impl();
   if (Status status = begin_create(*owner, options); !status.ok()) return status.error();
-  if (owner->cuda && owner->topo.world() > 1 && !owner->hooks.untried) {
-    return Error{ErrorKind::kUnsupported,
-                 "ring_attention on several GPUs has not been seen to work yet: take one rank, Device::kHost or "
-                 "Device::kSim"};
-  }
   const Result<PlanSpec> spec =
       owner->cuda ? make_gpu_attention_spec(owner->topo, options) : make_attention_spec(owner->topo, options);
   if (!spec.ok()) return spec.error();

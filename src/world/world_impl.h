@@ -19,7 +19,6 @@ struct WorldHooks {
   std::uint64_t start_epoch = 0;             // epochs that operators believe to have run
   std::optional<int> workspace_fill;         // byte that workspaces are full of before they are made
   std::optional<std::int64_t> memory_limit;  // bytes that count as available
-  bool untried = false;                      // allows what has not been seen to work: attention on several GPUs
 };
 
 class World::Impl {

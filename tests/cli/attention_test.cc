@@ -68,7 +68,6 @@ TEST(AttentionProgram, WhatItCannotTakeIsRefusedInOneSentence) {
     const char* line;
     const char* words;
   } table[] = {
-      {"run ring_attention --device cuda --nodes 2", "on several GPUs yet"},
       {"bench ring_attention", "attention_core.py"},
       {"run ring_attention --heads 12 --kv-heads 8", "multiple of kv_heads"},
       {"run ring_attention --heads 0", "--heads"},

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -123,13 +122,9 @@ inline std::string describe(const AttentionOptions& o, const Topology& t) {
                      o.window_right, o.chunk_rows);
 }
 
-// Runs one call and says what is wrong; nothing when all is right. While several ranks are untried, each case is named
-// before it runs: a kernel that hangs could say nothing any more.
+// Runs one call and says what is wrong; nothing when all is right.
 inline std::string run_attention(World& world, const AttentionOptions& options, std::uint64_t seed = 1,
                                  float score_size = 1, bool by_token = false) {
-  if (std::getenv("MKERNEL_UNTRIED") != nullptr) {
-    fmt::print(stderr, "{}\n", describe(options, {world.options().nodes, world.options().gpus}));
-  }
   Result<Operator> op = Operator::create(world, options);
   if (!op.ok()) return op.error().message;
   GpuAttention problem(world, options, seed, score_size, by_token);

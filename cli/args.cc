@@ -31,8 +31,8 @@ constexpr std::int64_t kMaxTile = 1024;
 constexpr std::int64_t kMaxInt = (std::int64_t{1} << 31) - 1;
 
 constexpr std::string_view kOpHelp =
-    "all_gather_gemm (ag_gemm), gemm_reduce_scatter (gemm_rs),\ngemm_all_reduce (gemm_ar) or ring_attention "
-    "(ring_attn)";
+    "all_gather_gemm (ag_gemm), gemm_reduce_scatter (gemm_rs),\ngemm_all_reduce (gemm_ar), ring_attention "
+    "(ring_attn) or\nring_attention_backward (ring_attn_bwd)";
 
 constexpr std::string_view kUnits =
     "Sizes are whole numbers, with k for x 1024 and m for x 1024 x 1024. MiB are 2^20 bytes, GB/s 10^9 bytes per "
@@ -82,7 +82,7 @@ void add_problem(OptionSet& options, ProblemArgs& problem, const Defaults& defau
   options.group("how it is cut; what is left out is chosen from the sizes");
   options.value("--bm", "ROWS", "rows (queries) of a tile, a power of two up to 1024",
                 count_into("--bm", gemm.bm, 1, kMaxTile));
-  options.value("--bn", "COLS", "columns of a tile, a power of two up to 1024",
+  options.value("--bn", "COLS", "columns of a tile, a power of two up to 1024; keys of one (ring_attn_bwd)",
                 count_into("--bn", gemm.bn, 1, kMaxTile));
   options.value("--band", "TILES", "tile rows that are visited together", count_into("--band", gemm.band, 1, kMaxInt));
   options.value("--chunk-tiles", "TILES", "tiles per network write (gemm_rs, gemm_ar)",
@@ -101,8 +101,8 @@ void add_operator(OptionSet& options, ProblemArgs& problem) {
 Status require_operator(const OptionSet& options, std::string_view command) {
   if (options.given("OP")) return Ok{};
   return bad_argument(
-      fmt::format("mkernel {} wants an operator: all_gather_gemm, gemm_reduce_scatter, gemm_all_reduce or "
-                  "ring_attention",
+      fmt::format("mkernel {} wants an operator: all_gather_gemm, gemm_reduce_scatter, gemm_all_reduce, "
+                  "ring_attention or ring_attention_backward",
                   command));
 }
 
@@ -112,11 +112,22 @@ Status note_given(const OptionSet& options, ProblemArgs& problem) {
   return settle_attention(options, problem);
 }
 
-// What ring_attention has not got.
-Status check_attention_run(const OptionSet& options, bool balanced) {
-  if (balanced) return bad_argument("--link balanced is not for ring_attention so far: give a number");
+// What ring_attention and its backward have not got.
+Status check_attention_run(const OptionSet& options, const RunArgs& run, bool balanced) {
+  const std::string_view op = op_name(run.problem.gemm.op);
+  if (run.problem.is_backward()) {
+    if (run.world.device == Device::kCuda) {
+      return Error{ErrorKind::kUnsupported,
+                   "--device cuda: ring_attention_backward has no kernel for GPUs yet: take --device host or sim"};
+    }
+    for (const char* name : {"--unfused", "--compare"}) {
+      if (!options.given(name)) continue;
+      return bad_argument(fmt::format("{} is not for run {}: mkernel sim --compare shows it", name, op));
+    }
+  }
+  if (balanced) return bad_argument(fmt::format("--link balanced is not for {} so far: give a number", op));
   for (const char* name : {"--input", "--output", "--fill", "--network"}) {
-    if (options.given(name)) return bad_argument(fmt::format("{} is not for ring_attention so far", name));
+    if (options.given(name)) return bad_argument(fmt::format("{} is not for {} so far", name, op));
   }
   return Ok{};
 }
@@ -228,7 +239,7 @@ Result<Command> parse_run(std::span<const std::string> args) {
     return bad_argument("--fill and --input are both given: input comes from one of them");
   }
   if (run.problem.is_attention()) {
-    if (const Status status = check_attention_run(options, link.balanced); !status) return status.error();
+    if (const Status status = check_attention_run(options, run, link.balanced); !status) return status.error();
   }
   run.check = !no_check;
   run.problem.gemm.fused = !unfused;
@@ -376,7 +387,7 @@ Result<Command> parse_sim(std::span<const std::string> args) {
   if (options.given("--inject"))
     return bad_argument("--inject wants --seeds FIRST:COUNT: faults are drawn from a seed");
   if (options.given("--fill") && sim.problem.is_attention()) {
-    return bad_argument("--fill is not for ring_attention so far");
+    return bad_argument(fmt::format("--fill is not for {} so far", op_name(sim.problem.gemm.op)));
   }
   if (options.given("--fill") && !sim.data) return bad_argument("--fill wants --data: without it no data is moved");
   if (const Status status = note_given(options, sim.problem); !status) return status.error();
@@ -458,7 +469,8 @@ Result<Command> parse_verify(std::span<const std::string> args) {
   if (*help) return Command(**help);
   if (!options.given("OP")) {
     return bad_argument(
-        "mkernel verify wants all_gather_gemm, gemm_reduce_scatter, gemm_all_reduce, ring_attention or all");
+        "mkernel verify wants all_gather_gemm, gemm_reduce_scatter, gemm_all_reduce, ring_attention, "
+        "ring_attention_backward or all");
   }
   if (all) {
     if (options.given_count() > (verify.json ? 2u : 1u)) {
@@ -502,7 +514,10 @@ std::string overview() {
              "                                   it gets some rows of C\n"
              "  gemm_all_reduce (gemm_ar)        the same; every rank gets all of C\n"
              "  ring_attention (ring_attn)       every rank has some tokens of Q, K and V; it gets its tokens of O\n"
-             "                                   (forward; not on GPUs yet)\n\n"
+             "  ring_attention_backward (ring_attn_bwd)\n"
+             "                                   the same, with O and its gradient; it gets the gradients of its "
+             "tokens\n"
+             "                                   of Q, K and V (not on GPUs yet)\n\n"
              "examples:\n"
              "  mkernel run gemm_ar --m 1k --n 1k --k 8k --link balanced --compare\n"
              "  mkernel sim gemm_ar --m 8k --n 8k --k 512 --compare\n"

@@ -16,13 +16,14 @@ namespace mkernel::cli {
 
 // Operator, world, sizes and how they are cut: shared by all commands.
 struct ProblemArgs {
-  GemmOptions gemm;            // its op names ring_attention too
-  AttentionOptions attention;  // of ring_attention
+  GemmOptions gemm;                    // its op names those of attention too
+  AttentionBackwardOptions attention;  // of ring_attention, and of its backward
   Topology topo;
   bool sizes_given = false;  // any of --m, --n, --k
   bool dtype_given = false;
 
-  bool is_attention() const { return gemm.op == Op::kRingAttention; }
+  bool is_attention() const { return attends(gemm.op); }
+  bool is_backward() const { return gemm.op == Op::kRingAttentionBackward; }
 };
 
 struct RunArgs {

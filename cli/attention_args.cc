@@ -44,7 +44,7 @@ void add_attention(OptionSet& options, AttentionOptions& attention, const Attent
   attention.seq_q = defaults.tokens;
   attention.heads = defaults.heads;
   attention.dim = defaults.dim;
-  options.group("ring_attention: O = softmax(scale * Q K^T + mask) V, tokens divided over the ranks");
+  options.group("ring_attention and its backward: O = softmax(scale * Q K^T + mask) V, tokens divided over the ranks");
   options.value("--batch", "COUNT", "batches [1]", count_into("--batch", attention.batch, 1, kMaxHeads));
   options.value("--heads", "COUNT", fmt::format("heads of Q and O [{}]", defaults.heads),
                 count_into("--heads", attention.heads, 1, kMaxHeads));
@@ -71,18 +71,25 @@ Status settle_attention(const OptionSet& options, ProblemArgs& problem) {
   const bool attention = problem.is_attention();
   constexpr const char* kAttention[] = {"--batch",  "--heads",  "--kv-heads", "--dim",    "--seq",   "--seq-k",
                                         "--causal", "--window", "--zigzag",   "--packed", "--scale", "--slots"};
-  constexpr const char* kGemm[] = {"--m", "--n", "--k", "--fp32-partials", "--bn", "--band", "--chunk-tiles"};
+  constexpr const char* kGemm[] = {"--m", "--n", "--k", "--band", "--chunk-tiles"};
+  constexpr const char* kSums[] = {"--fp32-partials", "--bn"};  // also of the backward
   for (const char* name : kAttention) {
     if (attention || !options.given(name)) continue;
     return bad_argument(fmt::format("{} is for ring_attention, not for {}", name, op_name(problem.gemm.op)));
   }
   for (const char* name : kGemm) {
     if (!attention || !options.given(name)) continue;
-    return bad_argument(fmt::format("{} is for the GEMM operators, not for ring_attention", name));
+    return bad_argument(fmt::format("{} is for the GEMM operators, not for {}", name, op_name(problem.gemm.op)));
+  }
+  for (const char* name : kSums) {
+    if (!attention || problem.is_backward() || !options.given(name)) continue;
+    return bad_argument(fmt::format("{} is for the GEMM operators and the backward, not for ring_attention", name));
   }
   problem.attention.dtype = problem.gemm.dtype;
   problem.attention.bm = problem.gemm.bm;
   problem.attention.chunk_rows = problem.gemm.chunk_rows;
+  problem.attention.bn = problem.gemm.bn;
+  problem.attention.fp32_partials = problem.gemm.fp32_partials;
   return Ok{};
 }
 

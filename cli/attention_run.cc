@@ -1,9 +1,11 @@
-// mkernel run ring_attention: real data through the public API, all ranks in this process, on any device.
+// mkernel run ring_attention and ring_attention_backward: real data through the public API, all ranks in this process.
 #include <fmt/format.h>
 
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
+#include <type_traits>
 #include <utility>
 
 #include "cli/attention.h"
@@ -23,7 +25,24 @@ namespace {
 constexpr double kAllRowsProducts = 1 << 30;  // some seconds of one core
 constexpr std::int64_t kSampledRows = 64;
 
+// What differs between forward and backward.
+struct Forward {
+  using Problem = AttentionProblem;
+  using Arguments = AttentionArguments;
+  using Options = AttentionOptions;
+  using Report = CheckReport;
+};
+struct Backward {
+  using Problem = BackwardProblem;
+  using Arguments = AttentionBackwardArguments;
+  using Options = AttentionBackwardOptions;
+  using Report = GradientReport;
+};
+
+template <class Way>
 class AttentionRun {
+  static constexpr bool kForward = std::is_same_v<Way, Forward>;
+
  public:
   AttentionRun(const RunArgs& args, Console& console) : args_(args), console_(console) {
     args_.world.on_warning = [&](const std::string& text) { console_.note("mkernel: warning: " + text); };
@@ -57,7 +76,8 @@ class AttentionRun {
     const auto processes = processes_from_environment();
     if (!processes) return processes.error();
     if (processes->rank >= 0) {
-      return bad_argument("run ring_attention keeps all ranks in one process so far: leave out the launcher");
+      return bad_argument(fmt::format("run {} keeps all ranks in one process so far: leave out the launcher",
+                                      op_name(args_.problem.gemm.op)));
     }
     if (args_.compare && args_.problem.attention.slot_rounds == 0) args_.problem.attention.slot_rounds = -1;
     AttentionOptions& options = args_.problem.attention;
@@ -75,7 +95,7 @@ class AttentionRun {
           static_cast<double>(workspace_bytes(spec_)) * spec_.topo.world() * static_cast<double>(variants_.size());
     }
     if (const Status status = check_memory(need); !status) return status;
-    problem_ = std::make_unique<AttentionProblem>(Plan(spec_), args_.world.seed);
+    problem_ = std::make_unique<typename Way::Problem>(Plan(spec_), args_.world.seed);
     for (int rank = 0; rank < spec_.topo.world(); ++rank) arguments_.push_back(problem_->arguments(rank));
     return Ok{};
   }
@@ -84,13 +104,15 @@ class AttentionRun {
     auto world = World::create(args_.world);
     if (!world) return world.error();
     world_ = std::make_unique<World>(std::move(world).value());
-    if (on_gpu()) {
-      auto tensors = DeviceTensors::create(*world_, arguments_);
-      if (!tensors) return tensors.error();
-      device_.emplace(std::move(tensors).value());
+    if constexpr (kForward) {
+      if (on_gpu()) {
+        auto tensors = DeviceTensors::create(*world_, arguments_);
+        if (!tensors) return tensors.error();
+        device_.emplace(std::move(tensors).value());
+      }
     }
     for (Variant& variant : variants_) {
-      AttentionOptions options = args_.problem.attention;
+      typename Way::Options options = args_.problem.attention;
       options.fused = variant.fused;
       auto op = Operator::create(*world_, options);
       if (!op) return op.error();
@@ -100,13 +122,19 @@ class AttentionRun {
   }
 
   Status run_once(Variant& variant, bool trace) {
-    auto report = variant.op->run(device_ ? device_->arguments() : arguments_, trace);
+    std::span<const typename Way::Arguments> arguments = arguments_;
+    if constexpr (kForward) {
+      if (device_) arguments = device_->arguments();
+    }
+    auto report = variant.op->run(arguments, trace);
     if (!report) return report.error();
     variant.last = std::move(report).value();
     ++runs_;
     if (!args_.check) return Ok{};
-    if (device_) {
-      if (const Status status = device_->download(arguments_); !status) return status;
+    if constexpr (kForward) {
+      if (device_) {
+        if (const Status status = device_->download(arguments_); !status) return status;
+      }
     }
     if (first_.empty()) {
       first_ = problem_->output();
@@ -138,7 +166,11 @@ class AttentionRun {
   Status check_result() {
     if (!args_.check) return Ok{};
     Progress progress(console_, "checking against fp64");
-    check_ = check_tensors(spec_, *problem_, on_gpu() ? AttentionArithmetic::gpu() : AttentionArithmetic{});
+    if constexpr (kForward) {
+      check_ = check_tensors(spec_, *problem_, on_gpu() ? AttentionArithmetic::gpu() : AttentionArithmetic{});
+    } else {
+      check_ = check_tensors(spec_, *problem_);
+    }
     return wrong_tensors(spec_, *check_);
   }
 
@@ -198,14 +230,14 @@ class AttentionRun {
   RunArgs args_;
   Console& console_;
   PlanSpec spec_;
-  std::unique_ptr<AttentionProblem> problem_;
-  std::vector<AttentionArguments> arguments_;
+  std::unique_ptr<typename Way::Problem> problem_;
+  std::vector<typename Way::Arguments> arguments_;
   std::unique_ptr<World> world_;
   std::optional<DeviceTensors> device_;
   std::vector<Variant> variants_;  // after world_: operators go first
   int runs_ = 0;
-  std::vector<std::byte> first_;  // O of the first run
-  std::optional<CheckReport> check_;
+  std::vector<std::byte> first_;  // what the first run gave
+  std::optional<typename Way::Report> check_;
   std::vector<TraceEvent> trace_;
 };
 
@@ -215,15 +247,29 @@ double attention_bytes(const PlanSpec& spec) {
   const AttentionSpec& a = spec.attention;
   const double q = static_cast<double>(a.batch * a.heads * a.dim) * static_cast<double>(a.seq_q);
   const double k = static_cast<double>(a.batch * a.kv_heads * a.dim) * static_cast<double>(a.seq_k);
-  // Whole and in parts: Q and O, K and V; O of the first run.
-  return static_cast<double>(dtype_bytes(spec.dtype)) * (5 * q + 4 * k);
+  // Whole and in parts: Q and O, K and V; O of the first run. Of the backward: also dO and dQ, dK and dV, and the
+  // gradients of the first run and of the check.
+  const bool backward = spec.op == Op::kRingAttentionBackward;
+  return static_cast<double>(dtype_bytes(spec.dtype)) * (backward ? 10 * q + 12 * k : 5 * q + 4 * k);
 }
 
-CheckReport check_tensors(const PlanSpec& spec, AttentionProblem& problem, const AttentionArithmetic& arithmetic) {
+namespace {
+
+std::int64_t rows_to_check(const PlanSpec& spec) {
   const AttentionSpec& a = spec.attention;
   const double products =
       static_cast<double>(a.batch * a.heads * a.dim) * static_cast<double>(a.seq_q) * static_cast<double>(a.seq_k);
-  return problem.check(products <= kAllRowsProducts ? 0 : kSampledRows, arithmetic);
+  return products <= kAllRowsProducts ? 0 : kSampledRows;
+}
+
+}  // namespace
+
+CheckReport check_tensors(const PlanSpec& spec, AttentionProblem& problem, const AttentionArithmetic& arithmetic) {
+  return problem.check(rows_to_check(spec), arithmetic);
+}
+
+GradientReport check_tensors(const PlanSpec& spec, BackwardProblem& problem) {
+  return problem.check(rows_to_check(spec));
 }
 
 Status wrong_tensors(const PlanSpec& spec, const CheckReport& check) {
@@ -235,6 +281,16 @@ Status wrong_tensors(const PlanSpec& spec, const CheckReport& check) {
                   check.worst_row, check_text(spec, check))};
 }
 
-ExitCode run_attention(const RunArgs& args, Console& console) { return AttentionRun(args, console).run(); }
+Status wrong_tensors(const PlanSpec& spec, const GradientReport& check) {
+  if (check.ok()) return Ok{};
+  return Error{ErrorKind::kCheckFailed,
+               fmt::format("{}[{}, {}] is wrong: {}", check.worst_name(), check.worst().worst_row,
+                           check.worst().worst_col, check_text(spec, check))};
+}
+
+ExitCode run_attention(const RunArgs& args, Console& console) {
+  return args.problem.is_backward() ? AttentionRun<Backward>(args, console).run()
+                                    : AttentionRun<Forward>(args, console).run();
+}
 
 }  // namespace mkernel::cli

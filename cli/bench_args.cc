@@ -198,22 +198,26 @@ Result<Command> parse_bench(std::span<const std::string> args) {
       "in chunks overlapped with communication. Results are checked first; ratios are of paired times.\n"
       "hierarchical: N nodes of G GPUs against N x G nodes of one, fused both. Two need no GPU: sim_vs_measured, the\n"
       "simulator against results that are there, and sim_hierarchical, what it says of the cases of hierarchical.");
-  options.positional("OP",
-                     "gemm_core, all_gather_gemm (ag_gemm), gemm_reduce_scatter (gemm_rs),\n"
-                     "gemm_all_reduce (gemm_ar), or suite",
-                     [&](const std::string& text) -> Status {
-                       if (text == "gemm_core") return Ok{};
-                       bench.what = text == "suite" ? BenchArgs::What::kSuite : BenchArgs::What::kOperator;
-                       if (text == "suite") return Ok{};
-                       const auto op = parse_op(text, "gemm_core, suite");
-                       if (!op) return op.error();
-                       if (*op == Op::kRingAttention) {
-                         return Error{ErrorKind::kUnsupported,
-                                      "bench has no ring_attention yet: bench/attention/attention_core.py measures it"};
-                       }
-                       bench.problem.gemm.op = *op;
-                       return Ok{};
-                     });
+  options.positional(
+      "OP",
+      "gemm_core, all_gather_gemm (ag_gemm), gemm_reduce_scatter (gemm_rs),\n"
+      "gemm_all_reduce (gemm_ar), or suite",
+      [&](const std::string& text) -> Status {
+        if (text == "gemm_core") return Ok{};
+        bench.what = text == "suite" ? BenchArgs::What::kSuite : BenchArgs::What::kOperator;
+        if (text == "suite") return Ok{};
+        const auto op = parse_op(text, "gemm_core, suite");
+        if (!op) return op.error();
+        if (*op == Op::kRingAttentionBackward) {
+          return Error{ErrorKind::kUnsupported, "bench has no ring_attention_backward: it has no kernel for GPUs yet"};
+        }
+        if (*op == Op::kRingAttention) {
+          return Error{ErrorKind::kUnsupported,
+                       "bench has no ring_attention yet: bench/attention/attention_core.py measures it"};
+        }
+        bench.problem.gemm.op = *op;
+        return Ok{};
+      });
   options.positional("NAME", "of a suite", [&](const std::string& text) -> Status {
     if (bench.what != BenchArgs::What::kSuite) {
       return bad_argument(

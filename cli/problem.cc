@@ -13,9 +13,9 @@ namespace mkernel::cli {
 
 Result<PlanSpec> make_problem_spec(const ProblemArgs& problem) {
   if (!problem.is_attention()) return make_gemm_spec(problem.topo, problem.gemm);
-  AttentionOptions options = problem.attention;
+  AttentionBackwardOptions options = problem.attention;
   options.fused = problem.gemm.fused;
-  return make_attention_spec(problem.topo, options);
+  return problem.is_backward() ? make_backward_spec(problem.topo, options) : make_attention_spec(problem.topo, options);
 }
 
 std::string describe_world(const Topology& topo) {
@@ -24,10 +24,13 @@ std::string describe_world(const Topology& topo) {
 }
 
 std::string describe_problem(const PlanSpec& spec) {
-  if (spec.op == Op::kRingAttention) {
-    const RingAttentionPlan ring = RingAttentionPlan::make(spec);
-    return fmt::format("{}, tiles of {}, chunks of {}, slots for {} of {} rounds", attention_text(spec), spec.tiling.bm,
-                       spec.tiling.chunk_rows, ring.depth, ring.rounds);
+  if (attends(spec.op)) {
+    const bool backward = spec.op == Op::kRingAttentionBackward;
+    KvRing ring;
+    ring.make_ring(spec, backward);
+    return fmt::format("{}, tiles of {}{}, chunks of {}, slots for {} of {} rounds", attention_text(spec),
+                       spec.tiling.bm, backward ? fmt::format(" x {}", spec.tiling.bn) : "", spec.tiling.chunk_rows,
+                       ring.depth, ring.rounds);
   }
   std::string text =
       fmt::format("C ({0} x {1}) = A ({0} x {2}) * B ({2} x {1}), {3}", spec.m, spec.n, spec.k, dtype_name(spec.dtype));

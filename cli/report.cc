@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "cli/format.h"
-#include "plan/ring_attention.h"
+#include "plan/kv_ring.h"
 
 namespace mkernel::cli {
 
@@ -36,10 +36,11 @@ nlohmann::ordered_json Times::json(const PlanSpec& spec) const {
 }
 
 double flops(const PlanSpec& spec) {
-  if (spec.op == Op::kRingAttention) {
+  if (attends(spec.op)) {
     const AttentionSpec& a = spec.attention;
     const double pairs = static_cast<double>(a.seq_q) * static_cast<double>(a.seq_k) * (a.mask.causal ? 0.5 : 1.0);
-    return 4.0 * static_cast<double>(a.batch * a.heads * a.dim) * pairs;
+    const double products = spec.op == Op::kRingAttention ? 2 : 5;
+    return 2 * products * static_cast<double>(a.batch * a.heads * a.dim) * pairs;
   }
   return 2.0 * static_cast<double>(spec.m) * static_cast<double>(spec.n) * static_cast<double>(spec.k);
 }
@@ -60,7 +61,11 @@ nlohmann::ordered_json network_json(const PlanSpec& spec, std::int64_t bytes, st
 
 nlohmann::ordered_json attention_json(const PlanSpec& spec) {
   const AttentionSpec& a = spec.attention;
-  const RingAttentionPlan ring = RingAttentionPlan::make(spec);
+  const bool backward = spec.op == Op::kRingAttentionBackward;
+  KvRing ring;
+  ring.make_ring(spec, backward);
+  nlohmann::ordered_json tiling = {{"bm", spec.tiling.bm}, {"chunk_rows", spec.tiling.chunk_rows}};
+  if (backward) tiling["bn"] = spec.tiling.bn;
   return {{"operator", op_name(spec.op)},
           {"nodes", spec.topo.nodes},
           {"gpus", spec.topo.gpus},
@@ -77,13 +82,14 @@ nlohmann::ordered_json attention_json(const PlanSpec& spec) {
           {"packed", a.packed},
           {"scale", a.scale},
           {"dtype", dtype_name(spec.dtype)},
-          {"tiling", {{"bm", spec.tiling.bm}, {"chunk_rows", spec.tiling.chunk_rows}}},
+          {"partial_dtype", dtype_name(spec.partial)},
+          {"tiling", tiling},
           {"slot_rounds", ring.depth},
           {"rounds", ring.rounds}};
 }
 
 nlohmann::ordered_json spec_json(const PlanSpec& spec) {
-  if (spec.op == Op::kRingAttention) return attention_json(spec);
+  if (attends(spec.op)) return attention_json(spec);
   return {{"operator", op_name(spec.op)},
           {"nodes", spec.topo.nodes},
           {"gpus", spec.topo.gpus},
@@ -107,9 +113,26 @@ nlohmann::ordered_json partition_json(const Partition& partition) {
 
 std::string check_text(const PlanSpec& spec, const CheckReport& check) {
   const AttentionSpec& a = spec.attention;
-  const std::int64_t rows = spec.op == Op::kRingAttention ? a.batch * a.heads * a.seq_q : spec.m;
+  const std::int64_t rows = attends(spec.op) ? a.batch * a.heads * a.seq_q : spec.m;
   return fmt::format("max relative error {:.2e}, bound {:.2e}; worst element at {:.2f} of its bound; {} of {} rows",
                      check.max_rel_error, check.rel_bound, check.worst_ratio, check.checked_rows, rows);
+}
+
+std::string check_text(const PlanSpec&, const GradientReport& check) {
+  return fmt::format(
+      "max relative errors {:.2e} of dQ, {:.2e} of dK, {:.2e} of dV; worst element of {} at {:.2f} of its bound; {} "
+      "and "
+      "{} rows",
+      check.dq.max_rel_error, check.dk.max_rel_error, check.dv.max_rel_error, check.worst_name(),
+      check.worst().worst_ratio, check.dq.checked_rows, check.dk.checked_rows);
+}
+
+nlohmann::ordered_json check_json(const GradientReport& check) {
+  return {{"ok", check.ok()},
+          {"worst_ratio", check.worst().worst_ratio},
+          {"dq", check_json(check.dq)},
+          {"dk", check_json(check.dk)},
+          {"dv", check_json(check.dv)}};
 }
 
 nlohmann::ordered_json check_json(const CheckReport& check) {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "exec/reference.h"
+#include "exec/attention_gradients.h"
 #include "mkernel/mkernel.h"
 #include "plan/spec.h"
 
@@ -26,8 +26,8 @@ class Times {
   std::vector<double> us_;
 };
 
-// Operations of the whole product: 2 M N K. Of attention: 4 seq_q seq_k dim for each batch and head, half for causal
-// masks (windows and packed sequences count as if they were not there).
+// Operations of the whole product: 2 M N K. Of attention: 4 seq_q seq_k dim for each batch and head, 10 of its
+// backward, half for causal masks (windows and packed sequences count as if they were not there).
 double flops(const PlanSpec& spec);
 
 // "12.00 MiB per GPU, lower bound 12.00 MiB".
@@ -41,5 +41,8 @@ nlohmann::ordered_json partition_json(const Partition& partition);
 // "max relative error 1.2e-03, bound 4.1e-03; worst element at 0.52 of its bound; 64 of 4096 rows".
 std::string check_text(const PlanSpec& spec, const CheckReport& check);
 nlohmann::ordered_json check_json(const CheckReport& check);
+// The same of three gradients.
+std::string check_text(const PlanSpec& spec, const GradientReport& check);
+nlohmann::ordered_json check_json(const GradientReport& check);
 
 }  // namespace mkernel::cli

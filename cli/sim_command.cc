@@ -44,6 +44,7 @@ class SimSession {
     SimReport report;
     double wall_s = 0;
     std::optional<CheckReport> check;
+    std::optional<GradientReport> gradients;
   };
 
   Status prepare() {
@@ -55,8 +56,8 @@ class SimSession {
     const auto cost = find_preset(args_.preset);
     if (!cost) return cost.error();
     cost_ = *cost;
-    variants_.push_back({"fused", true, {}, 0, {}});
-    if (args_.compare) variants_.push_back({"unfused", false, {}, 0, {}});
+    variants_.push_back({"fused", true, {}, 0, {}, {}});
+    if (args_.compare) variants_.push_back({"unfused", false, {}, 0, {}, {}});
 
     if (const Status status = check_writable_file("--trace", args_.trace); !status) return status;
     const double world = spec_.topo.world();
@@ -72,10 +73,12 @@ class SimSession {
     return Ok{};
   }
 
-  bool is_attention() const { return spec_.op == Op::kRingAttention; }
+  bool is_attention() const { return attends(spec_.op); }
 
   Status simulate_all() {
-    if (args_.data && is_attention()) {
+    if (args_.data && args_.problem.is_backward()) {
+      gradients_ = std::make_unique<BackwardProblem>(Plan(spec_), args_.seed);
+    } else if (args_.data && is_attention()) {
       tensors_ = std::make_unique<AttentionProblem>(Plan(spec_), args_.seed);
     } else if (args_.data) {
       matrices_ = std::make_unique<Matrices>(spec_);
@@ -106,6 +109,8 @@ class SimSession {
     SimCall calls[1];
     if (tensors_) {
       calls[0].arguments = tensors_->arguments();
+    } else if (gradients_) {
+      calls[0].arguments = gradients_->arguments();
     } else if (matrices_) {
       matrices_->poison();
       const std::vector<GemmArguments> arguments = matrices_->arguments();
@@ -121,6 +126,10 @@ class SimSession {
   }
 
   Status check(Variant& variant) {
+    if (gradients_) {
+      variant.gradients = check_tensors(spec_, *gradients_);
+      return wrong_tensors(spec_, *variant.gradients);
+    }
     if (tensors_) {
       variant.check = check_tensors(spec_, *tensors_);
       return wrong_tensors(spec_, *variant.check);
@@ -165,6 +174,7 @@ class SimSession {
     }
     if (args_.compare) out << fmt::format("  speed-up  {:.2f}x\n", us(variants_[1]) / us(variants_[0]));
     out << "  sent      " << network_text(spec_, variants_[0].report.network_bytes, bound_.total) << "\n";
+    if (const auto& check = variants_[0].gradients) out << "  check     ok: " << check_text(spec_, *check) << "\n";
     if (const auto& check = variants_[0].check) out << "  check     ok: " << check_text(spec_, *check) << "\n";
     std::int64_t tasks = 0;
     double wall_s = 0;
@@ -193,6 +203,7 @@ class SimSession {
                               {"events", variant.report.events},
                               {"real_s", variant.wall_s}};
       if (variant.check) object[variant.name]["check"] = check_json(*variant.check);
+      if (variant.gradients) object[variant.name]["check"] = check_json(*variant.gradients);
     }
     if (args_.compare) object["speedup"] = us(variants_[1]) / us(variants_[0]);
     object["network"] = network_json(spec_, variants_[0].report.network_bytes, bound_.total);
@@ -206,8 +217,9 @@ class SimSession {
   PlanSpec spec_;
   NetworkBound bound_;
   CostModel cost_;
-  std::unique_ptr<Matrices> matrices_;         // with data, of a GEMM
-  std::unique_ptr<AttentionProblem> tensors_;  // with data, of ring_attention
+  std::unique_ptr<Matrices> matrices_;          // with data, of a GEMM
+  std::unique_ptr<AttentionProblem> tensors_;   // with data, of ring_attention
+  std::unique_ptr<BackwardProblem> gradients_;  // with data, of its backward
   std::vector<Variant> variants_;
 };
 

@@ -61,6 +61,7 @@ constexpr std::array<OpName, kOpCount> kOpNames = {{
     {op_name(Op::kGemmReduceScatter), "gemm_rs", Op::kGemmReduceScatter},
     {op_name(Op::kGemmAllReduce), "gemm_ar", Op::kGemmAllReduce},
     {op_name(Op::kRingAttention), "ring_attn", Op::kRingAttention},
+    {op_name(Op::kRingAttentionBackward), "ring_attn_bwd", Op::kRingAttentionBackward},
 }};
 
 }  // namespace

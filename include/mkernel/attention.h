@@ -79,6 +79,32 @@ struct AttentionArguments {
   std::int32_t sequences = 0;
 };
 
+// Gradients of Q, K and V: dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K, with P = exp(scale Q K^T - lse),
+// dS = P * (dO V^T - rowsum(dO * O)). K and V travel as in the forward, and what a node adds to their gradients travels
+// back once. Gradients have the same bits in every run. `slot_rounds` also bounds the room for a rank's own parts of
+// gradients, not that for the sums of nodes (docs/operators.md). Source: Dao, FlashAttention-2, 2023, algorithm 2.
+struct AttentionBackwardOptions : AttentionOptions {
+  bool fp32_partials = false;  // what ranks add to foreign keys' gradients travels in fp32 and not in `dtype`
+  int bn = 0;                  // keys per tile, up to 1024; 0: chosen from the sizes
+};
+
+// One rank's tensors for one call of the backward. Q, K, V and the ends of packed sequences are those of the forward, O
+// and `lse` what it has given.
+struct AttentionBackwardArguments {
+  AttentionTensor q;
+  AttentionTensor k;
+  AttentionTensor v;
+  AttentionTensor o;
+  const float* lse = nullptr;  // as AttentionArguments::lse; null only where there are no queries
+  AttentionTensor d_o;         // gradient of O, as O
+  AttentionTensor dq;          // output, as Q
+  AttentionTensor dk;          // output, as K
+  AttentionTensor dv;          // output, as V
+  const std::int32_t* cu_seqlens_q = nullptr;
+  const std::int32_t* cu_seqlens_k = nullptr;
+  std::int32_t sequences = 0;
+};
+
 // A run of consecutive tokens of a whole sequence.
 struct SequencePart {
   std::int64_t begin = 0;

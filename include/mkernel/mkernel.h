@@ -192,6 +192,9 @@ class Operator {
   // The same, and kUnsupported on Device::kCuda for what its kernel has not got: scales that are not positive, few
   // slots.
   static Result<Operator> create(World& world, const AttentionOptions& options);
+  // The same, for gradients. Errors: also kUnsupported on Device::kCuda, which has no kernel for it yet, and where
+  // `fused` is false, which only `mkernel sim` can show.
+  static Result<Operator> create(World& world, const AttentionBackwardOptions& options);
   Operator(Operator&&) noexcept;
   Operator& operator=(Operator&&) noexcept;
   ~Operator();
@@ -199,7 +202,8 @@ class Operator {
   MatrixShape a_shape(int rank) const;
   MatrixShape b_shape(int rank) const;
   MatrixShape c_shape(int rank) const;
-  // ring_attention: a rank's tokens of Q and O, and of K and V; see sequence_parts() for which. Else 0.
+  // ring_attention and its backward: a rank's tokens of Q and O, and of K and V; see sequence_parts() for which. Else
+  // 0.
   std::int64_t q_tokens(int rank) const;
   std::int64_t kv_tokens(int rank) const;
   std::int64_t workspace_bytes() const;
@@ -209,6 +213,7 @@ class Operator {
   // Errors: kBadArgument before anything starts; kTimeout, kPeerLost, kAborted afterwards.
   Result<RunReport> run(std::span<const GemmArguments> arguments, bool trace = false);
   Result<RunReport> run(std::span<const AttentionArguments> arguments, bool trace = false);
+  Result<RunReport> run(std::span<const AttentionBackwardArguments> arguments, bool trace = false);
 
   // Not on Device::kSim: one rank's part of a call, to be made from any thread of the process that runs the rank. Calls
   // of a rank run in the order of launch; ranks need no barrier between them. The matrices must stay valid until wait()
@@ -217,6 +222,7 @@ class Operator {
   // same order.
   Status launch(int rank, const GemmArguments& arguments, void* stream = nullptr);
   Status launch(int rank, const AttentionArguments& arguments, void* stream = nullptr);
+  Status launch(int rank, const AttentionBackwardArguments& arguments, void* stream = nullptr);
   // Waits for all launches of this rank.
   Status wait(int rank);
 

@@ -9,10 +9,19 @@ namespace mkernel {
 enum class Dtype : std::uint8_t { kBf16, kFp16, kFp32 };
 
 // The fused operators.
-enum class Op : std::uint8_t { kAllGatherGemm, kGemmReduceScatter, kGemmAllReduce, kRingAttention };
+enum class Op : std::uint8_t {
+  kAllGatherGemm,
+  kGemmReduceScatter,
+  kGemmAllReduce,
+  kRingAttention,
+  kRingAttentionBackward
+};
 
-inline constexpr int kOpCount = 4;
+inline constexpr int kOpCount = 5;
 inline constexpr int kGemmOpCount = 3;  // those before kRingAttention
+
+// Whether it takes tensors of attention and no matrices.
+constexpr bool attends(Op op) { return op == Op::kRingAttention || op == Op::kRingAttentionBackward; }
 
 // Bytes of one element.
 constexpr std::int64_t dtype_bytes(Dtype dtype) { return dtype == Dtype::kFp32 ? 4 : 2; }
@@ -32,6 +41,7 @@ constexpr std::string_view op_name(Op op) {
     case Op::kGemmReduceScatter: return "gemm_reduce_scatter";
     case Op::kGemmAllReduce: return "gemm_all_reduce";
     case Op::kRingAttention: return "ring_attention";
+    case Op::kRingAttentionBackward: return "ring_attention_backward";
   }
   return "?";
 }

@@ -6,6 +6,6 @@
 
 namespace mkernel {
 
-using Arguments = std::variant<GemmArguments, AttentionArguments>;
+using Arguments = std::variant<GemmArguments, AttentionArguments, AttentionBackwardArguments>;
 
 }  // namespace mkernel

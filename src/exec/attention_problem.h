@@ -9,6 +9,7 @@
 
 #include "exec/arguments.h"
 #include "exec/attention_reference.h"
+#include "exec/attention_tensors.h"
 #include "plan/plan.h"
 
 namespace mkernel {
@@ -17,8 +18,10 @@ class AttentionProblem {
  public:
   struct Inputs {
     float score_size = 1;   // factor on Q, which is even in [-1, 1) before
-    bool by_token = false;  // tensors in the order (batch, tokens, heads, dim), with a gap between tokens
-    std::int64_t gap = 3;   // of so many elements
+    bool by_token = false;  // see TensorLayout
+    std::int64_t gap = 3;
+
+    TensorLayout layout() const { return {by_token, gap}; }
   };
 
   AttentionProblem(const Plan& plan, std::uint64_t seed) : AttentionProblem(plan, seed, Inputs()) {}
@@ -40,32 +43,23 @@ class AttentionProblem {
   const std::vector<std::byte>& output();
   const std::vector<float>& lse();
   // The ends of packed sequences.
-  std::vector<std::int32_t>& q_ends() { return q_ends_; }
-  std::vector<std::int32_t>& k_ends() { return k_ends_; }
+  std::vector<std::int32_t>& q_ends() { return ends_.q; }
+  std::vector<std::int32_t>& k_ends() { return ends_.k; }
 
  private:
-  struct Bytes {
-    std::vector<std::byte> data;
-    AttentionTensor tensor;
-  };
   struct Rank {
-    Bytes q, k, v, o;
+    RankTensor q, k, v, o;
     std::vector<float> lse;
   };
 
-  Bytes make(std::int64_t heads, std::int64_t tokens) const;
-  void take(const std::vector<std::byte>& whole, std::int64_t tokens, std::int32_t rank, const AttentionTensor& part);
-  void make_ends(std::uint64_t seed);
   void join();
   AttentionArguments sequences() const;
-  std::byte* element(const AttentionTensor& tensor, std::int64_t head, std::int64_t token) const;
-  bool guards_intact(const Rank& rank) const;
 
   Plan plan_;
   Inputs inputs_;
   std::vector<std::byte> q_, k_, v_;  // whole, by head
   std::vector<Rank> ranks_;
-  std::vector<std::int32_t> q_ends_, k_ends_;
+  SequenceEnds ends_;
   std::vector<std::byte> o_;
   std::vector<float> lse_;
 };

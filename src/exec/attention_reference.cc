@@ -8,6 +8,7 @@
 #include "exec/attend_math.h"
 #include "exec/key_ranges.h"
 #include "exec/rounding.h"
+#include "exec/verdict.h"
 #include "plan/ring_attention.h"
 
 // The bound
@@ -160,45 +161,6 @@ class RowCheck {
   std::vector<double> scores_, offs_;
 };
 
-// Sums up what the elements show.
-class Verdict {
- public:
-  void element(std::int64_t row, std::int64_t col, double value, double want, double bound, bool counts) {
-    bound *= 1 + 0x1p-20;
-    if (!std::isfinite(want) || !std::isfinite(value)) {
-      if (value != want) worst(row, col, std::numeric_limits<double>::infinity());
-      return;
-    }
-    const double error = std::abs(value - want);
-    if (counts) {
-      errors_ += error * error;
-      wants_ += want * want;
-      bounds_ += bound * bound;
-      report_.max_abs_error = std::max(report_.max_abs_error, error);
-    }
-    if (error > 0) worst(row, col, error / bound);
-  }
-
-  CheckReport report(std::int64_t rows) {
-    report_.checked_rows = rows;
-    report_.ok = report_.worst_ratio <= 1;
-    report_.max_rel_error = wants_ > 0 ? std::sqrt(errors_ / wants_) : 0;
-    report_.rel_bound = wants_ > 0 ? std::sqrt(bounds_ / wants_) : 0;
-    return report_;
-  }
-
- private:
-  void worst(std::int64_t row, std::int64_t col, double ratio) {
-    if (ratio <= report_.worst_ratio) return;
-    report_.worst_ratio = ratio;
-    report_.worst_row = row;
-    report_.worst_col = col;
-  }
-
-  CheckReport report_;
-  double errors_ = 0, wants_ = 0, bounds_ = 0;
-};
-
 }  // namespace
 
 AttentionArithmetic AttentionArithmetic::gpu() {
@@ -212,6 +174,7 @@ CheckReport check_attention_rows(const PlanSpec& spec, const AttentionData& data
   const ConstMatrix q{data.q, spec.dtype, 0, a.dim, a.dim, 1};
   const ConstMatrix o{data.o, spec.dtype, 0, a.dim, a.dim, 1};
   const Rounding rounding = rounding_to(spec.dtype);
+  const PackedEnds ends{data.sequences.cu_seqlens_q, data.sequences.cu_seqlens_k, data.sequences.sequences};
   Verdict verdict;
   RowCheck check(spec, arithmetic);
   Head head;
@@ -222,7 +185,7 @@ CheckReport check_attention_rows(const PlanSpec& spec, const AttentionData& data
     head.load(spec, data, q_head / a.heads * a.kv_heads + q_head % a.heads / (a.heads / a.kv_heads));
     for (std::int64_t d = 0; d < a.dim; ++d) query[static_cast<std::size_t>(d)] = load_element(q, row, d);
     KeyRange range;
-    fill_key_ranges(a, data.sequences, {row % a.seq_q, 1}, {0, a.seq_k}, &range);
+    fill_key_ranges(a, ends, {row % a.seq_q, 1}, {0, a.seq_k}, &range);
     const RowResult want = check.run(query, head, range);
     for (std::int64_t d = 0; d < a.dim; ++d) {
       const auto i = static_cast<std::size_t>(d);

@@ -6,26 +6,24 @@ namespace mkernel {
 namespace {
 
 // The sequence that query `position` belongs to; those without queries are passed over.
-std::int32_t sequence_of(const AttentionArguments& arguments, std::int64_t position) {
-  const std::int32_t* ends = arguments.cu_seqlens_q + 1;
-  const std::int32_t* at = std::upper_bound(ends, ends + arguments.sequences, position);
-  return static_cast<std::int32_t>(at - ends);
+std::int32_t sequence_of(const PackedEnds& ends, std::int64_t position) {
+  const std::int32_t* first = ends.q + 1;
+  return static_cast<std::int32_t>(std::upper_bound(first, first + ends.sequences, position) - first);
 }
 
 }  // namespace
 
-void fill_key_ranges(const AttentionSpec& spec, const AttentionArguments& arguments, const SequencePart& queries,
+void fill_key_ranges(const AttentionSpec& spec, const PackedEnds& ends, const SequencePart& queries,
                      const SequencePart& keys, KeyRange* ranges) {
-  std::int32_t sequence = spec.packed ? sequence_of(arguments, queries.begin) : 0;
+  std::int32_t sequence = spec.packed ? sequence_of(ends, queries.begin) : 0;
   for (std::int64_t i = 0; i < queries.count; ++i) {
     const std::int64_t query = queries.begin + i;
     KeyRange range;
     if (spec.packed) {
-      while (query >= arguments.cu_seqlens_q[sequence + 1]) ++sequence;
-      const std::int64_t q0 = arguments.cu_seqlens_q[sequence];
-      const std::int64_t k0 = arguments.cu_seqlens_k[sequence];
-      range = spec.mask.sees(query - q0, 1, arguments.cu_seqlens_q[sequence + 1] - q0,
-                             arguments.cu_seqlens_k[sequence + 1] - k0);
+      while (query >= ends.q[sequence + 1]) ++sequence;
+      const std::int64_t q0 = ends.q[sequence];
+      const std::int64_t k0 = ends.k[sequence];
+      range = spec.mask.sees(query - q0, 1, ends.q[sequence + 1] - q0, ends.k[sequence + 1] - k0);
       range = {range.begin + k0, range.end + k0};
     } else {
       range = spec.mask.sees(query, 1, spec.seq_q, spec.seq_k);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "exec/arguments.h"
+#include "exec/attend_backward_math.h"
 #include "exec/attend_math.h"
 #include "exec/tile_math.h"
 #include "plan/heap_layout.h"
@@ -17,6 +18,7 @@ namespace mkernel {
 struct Scratch {
   TileScratch tile;
   AttendScratch attend;
+  BackwardScratch backward;
 };
 
 class Memory {
@@ -38,7 +40,10 @@ class Memory {
 
  private:
   OutMatrix resolve(const Access& access, std::uint64_t epoch) const;
+  OutMatrix resolve_tensor(const Access& access, const AttentionTensor& tensor) const;
   OutMatrix resolve_attention(const Access& access, const AttentionArguments& arguments) const;
+  OutMatrix resolve_backward(const Access& access, const AttentionBackwardArguments& arguments) const;
+  void attend_backward(std::int32_t rank, const Task& task, std::uint64_t epoch, BackwardScratch& scratch) const;
   void attend(std::int32_t rank, const Task& task, std::uint64_t epoch, AttendScratch& scratch) const;
 
   Plan plan_;

@@ -46,9 +46,17 @@ Work attention_work(const Plan& plan, const RoleCosts& costs) {
   const double shard = 2.0 * static_cast<double>(a.batch * a.kv_heads * a.dim * dtype_bytes(spec.dtype)) *
                        static_cast<double>(a.seq_k) / world;
   Work work;
-  work.compute_ns = 4 * heads * static_cast<double>(a.dim) * pairs / world / costs.attend_flops_per_ns;
+  const double products = heads * static_cast<double>(a.dim) * pairs / world;
+  work.compute_ns = 4 * products / costs.attend_flops_per_ns;
   work.intra_bytes = shard * ((spec.topo.nodes > 1 ? 2 : 0) + spec.topo.gpus);
   work.recv_bytes = shard * (spec.topo.nodes - 1) * spec.topo.gpus;
+  if (spec.op == Op::kRingAttention) return work;
+  work.compute_ns = 10 * products / costs.backward_flops_per_ns;
+  // A shard's gradients: the sum of the node's parts for each node of the rail, and of those of all nodes.
+  const double part =
+      shard * static_cast<double>(dtype_bytes(spec.partial)) / static_cast<double>(dtype_bytes(spec.dtype));
+  work.intra_bytes += part * spec.topo.nodes * (spec.topo.gpus + 1);
+  if (spec.topo.nodes > 1) work.recv_bytes += part * spec.topo.nodes + shard;
   return work;
 }
 
@@ -85,7 +93,8 @@ Work gemm_work(const Plan& plan, const RoleCosts& costs) {
       intra_bytes = part / gpus * gpus + (nodes == 1 ? out : part / gpus);
       recv_bytes = nodes == 1 ? 0 : nodes == 2 ? (2 * part / gpus + out) : (part / gpus + out / gpus + out);
       break;
-    case Op::kRingAttention: break;  // see attention_work()
+    case Op::kRingAttention:
+    case Op::kRingAttentionBackward: break;  // see attention_work()
   }
   return {flops / costs.flops_per_ns, intra_bytes, recv_bytes};
 }
@@ -93,7 +102,7 @@ Work gemm_work(const Plan& plan, const RoleCosts& costs) {
 }  // namespace
 
 Partition choose_partition(const Plan& plan, int sms, const RoleCosts& costs) {
-  const Work work = plan.spec().op == Op::kRingAttention ? attention_work(plan, costs) : gemm_work(plan, costs);
+  const Work work = plan.is_attention() ? attention_work(plan, costs) : gemm_work(plan, costs);
   struct Load {
     Role role;
     double ns;

@@ -24,10 +24,11 @@ class Servers {
 
 // What decides a partition before anything was measured. Per SM, in units of the device.
 struct RoleCosts {
-  double flops_per_ns = 1;         // GEMM
-  double copy_bytes_per_ns = 1;    // bytes read plus bytes written, copies and reductions
-  double task_ns = 0;              // fixed cost of a task
-  double attend_flops_per_ns = 1;  // ring_attention
+  double flops_per_ns = 1;           // GEMM
+  double copy_bytes_per_ns = 1;      // bytes read plus bytes written, copies and reductions
+  double task_ns = 0;                // fixed cost of a task
+  double attend_flops_per_ns = 1;    // ring_attention
+  double backward_flops_per_ns = 1;  // its backward
 };
 
 // SMs in proportion to the work of each role, every used role at least one SM where there are enough.

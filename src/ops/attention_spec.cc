@@ -31,12 +31,11 @@ Status check_options(const AttentionOptions& options) {
   return Ok{};
 }
 
-}  // namespace
-
-Result<PlanSpec> make_attention_spec(const Topology& topo, const AttentionOptions& options) {
+// All but the tiling and the slots.
+Result<PlanSpec> make_shape(Op op, const Topology& topo, const AttentionOptions& options) {
   if (Status status = check_options(options); !status.ok()) return status.error();
   PlanSpec spec;
-  spec.op = Op::kRingAttention;
+  spec.op = op;
   spec.topo = topo;
   spec.dtype = spec.partial = options.dtype;
   AttentionSpec& a = spec.attention;
@@ -51,21 +50,46 @@ Result<PlanSpec> make_attention_spec(const Topology& topo, const AttentionOption
   a.mask = {options.causal, options.window_left, options.window_right};
   a.scale = static_cast<float>(options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<double>(a.dim)));
   if (Status status = validate_attention_shape(spec); !status.ok()) return status.error();
-  spec.tiling = choose_attention_tiling(spec);
+  return spec;
+}
+
+// With the tiling chosen.
+Result<PlanSpec> complete(PlanSpec spec, const AttentionOptions& options) {
+  AttentionSpec& a = spec.attention;
   if (options.bm > 0) spec.tiling.bm = options.bm;
   if (options.chunk_rows > 0) spec.tiling.chunk_rows = options.chunk_rows;
   if (options.slot_rounds > 0) a.slot_rounds = options.slot_rounds;
   if (Status status = validate_attention(spec); !status.ok()) return status.error();
   // A call that is not fused takes in everything before anything is read.
   if (options.slot_rounds == 0 && options.fused) a.slot_rounds = choose_slot_rounds(spec);
-  const RingAttentionPlan plan = RingAttentionPlan::make(spec);
-  if (!options.fused && plan.depth < plan.rounds) {
+  KvRing ring;
+  ring.make_ring(spec, spec.op == Op::kRingAttentionBackward);
+  if (!options.fused && ring.depth < ring.rounds) {
     return bad_argument(
         fmt::format("slot_rounds is {} and fused is false: all communication before all arithmetic "
                     "wants slots for all {} rounds",
-                    options.slot_rounds, plan.rounds));
+                    options.slot_rounds, ring.rounds));
   }
   return spec;
+}
+
+}  // namespace
+
+Result<PlanSpec> make_attention_spec(const Topology& topo, const AttentionOptions& options) {
+  Result<PlanSpec> spec = make_shape(Op::kRingAttention, topo, options);
+  if (!spec.ok()) return spec;
+  spec->tiling = choose_attention_tiling(*spec);
+  return complete(*spec, options);
+}
+
+Result<PlanSpec> make_backward_spec(const Topology& topo, const AttentionBackwardOptions& options) {
+  Result<PlanSpec> spec = make_shape(Op::kRingAttentionBackward, topo, options);
+  if (!spec.ok()) return spec;
+  if (options.bn < 0) return bad_argument(fmt::format("bn is {}: it must be positive, or 0 to be chosen", options.bn));
+  if (options.fp32_partials) spec->partial = Dtype::kFp32;
+  spec->tiling = choose_backward_tiling(*spec);
+  if (options.bn > 0) spec->tiling.bn = options.bn;
+  return complete(*spec, options);
 }
 
 Result<PlanSpec> make_gpu_attention_spec(const Topology& topo, const AttentionOptions& options) {

@@ -103,7 +103,8 @@ Status check_ends(std::int32_t rank, const char* name, const std::int32_t* ends,
   return Ok{};
 }
 
-Status check_sequences(const AttentionSpec& spec, std::int32_t rank, const AttentionArguments& arguments) {
+template <class Arguments>
+Status check_sequences(const AttentionSpec& spec, std::int32_t rank, const Arguments& arguments) {
   if (!spec.packed) {
     if (arguments.cu_seqlens_q == nullptr && arguments.cu_seqlens_k == nullptr && arguments.sequences == 0) return Ok{};
     return bad_argument(
@@ -119,31 +120,69 @@ Status check_sequences(const AttentionSpec& spec, std::int32_t rank, const Atten
   return check_ends(rank, "cu_seqlens_k", arguments.cu_seqlens_k, arguments.sequences, spec.seq_k);
 }
 
-Status check_rank(const Plan& plan, std::int32_t rank, const AttentionArguments& arguments,
-                  std::vector<Place>& places) {
+// What a call of either direction brings. `lse` is 0 where there is none.
+struct Call {
+  std::vector<Want> wants;
+  std::uintptr_t lse = 0;
+  bool lse_is_output = false;
+};
+
+struct Tokens {
+  std::int64_t q, k;
+};
+Tokens tokens_of(const Plan& plan, std::int32_t rank) {
+  const AttentionSpec& spec = plan.spec().attention;
+  return {spec.q_split(plan.topo()).tokens(rank), spec.k_split(plan.topo()).tokens(rank)};
+}
+
+Call call_of(const Plan& plan, std::int32_t rank, const AttentionArguments& a) {
+  const AttentionSpec& spec = plan.spec().attention;
+  const Tokens tokens = tokens_of(plan, rank);
+  return {{{"Q", a.q, spec.heads, tokens.q, false},
+           {"K", a.k, spec.kv_heads, tokens.k, false},
+           {"V", a.v, spec.kv_heads, tokens.k, false},
+           {"O", a.o, spec.heads, tokens.q, true}},
+          reinterpret_cast<std::uintptr_t>(a.lse),
+          true};
+}
+Call call_of(const Plan& plan, std::int32_t rank, const AttentionBackwardArguments& a) {
+  const AttentionSpec& spec = plan.spec().attention;
+  const Tokens tokens = tokens_of(plan, rank);
+  return {{{"Q", a.q, spec.heads, tokens.q, false},
+           {"K", a.k, spec.kv_heads, tokens.k, false},
+           {"V", a.v, spec.kv_heads, tokens.k, false},
+           {"O", a.o, spec.heads, tokens.q, false},
+           {"dO", a.d_o, spec.heads, tokens.q, false},
+           {"dQ", a.dq, spec.heads, tokens.q, true},
+           {"dK", a.dk, spec.kv_heads, tokens.k, true},
+           {"dV", a.dv, spec.kv_heads, tokens.k, true}},
+          reinterpret_cast<std::uintptr_t>(a.lse),
+          false};
+}
+
+template <class Arguments>
+Status check_rank(const Plan& plan, std::int32_t rank, const Arguments& arguments, std::vector<Place>& places) {
   const AttentionSpec& spec = plan.spec().attention;
   const Dtype dtype = plan.spec().dtype;
-  const std::int64_t q_tokens = spec.q_split(plan.topo()).tokens(rank);
-  const std::int64_t k_tokens = spec.k_split(plan.topo()).tokens(rank);
-  const Want wants[] = {{"Q", arguments.q, spec.heads, q_tokens, false},
-                        {"K", arguments.k, spec.kv_heads, k_tokens, false},
-                        {"V", arguments.v, spec.kv_heads, k_tokens, false},
-                        {"O", arguments.o, spec.heads, q_tokens, true}};
-  for (const Want& want : wants) {
+  const std::int64_t q_tokens = tokens_of(plan, rank).q;
+  const Call call = call_of(plan, rank, arguments);
+  for (const Want& want : call.wants) {
     if (Status status = check_tensor(rank, want, spec, dtype); !status.ok()) return status;
     if (want.tokens == 0) continue;
     const auto begin = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(want.tensor.data));
     const auto bytes = static_cast<std::uint64_t>((extent(want.tensor) + 1) * dtype_bytes(dtype));
     places.push_back({rank, want.name, want.output, begin, begin + bytes});
   }
-  if (arguments.lse != nullptr && q_tokens > 0) {
-    const auto begin = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(arguments.lse));
-    if (begin % sizeof(float) != 0) {
+  if (call.lse == 0 && !call.lse_is_output && q_tokens > 0) {
+    return bad_argument(fmt::format("rank {}: lse is null: the backward needs what the forward has given", rank));
+  }
+  if (call.lse != 0 && q_tokens > 0) {
+    if (call.lse % sizeof(float) != 0) {
       return bad_argument(
-          fmt::format("rank {}: lse starts at address {:#x}: fp32 must be aligned to 4 bytes", rank, begin));
+          fmt::format("rank {}: lse starts at address {:#x}: fp32 must be aligned to 4 bytes", rank, call.lse));
     }
     const auto bytes = static_cast<std::uint64_t>(4 * spec.batch * spec.heads * q_tokens);
-    places.push_back({rank, "lse", true, begin, begin + bytes});
+    places.push_back({rank, "lse", call.lse_is_output, call.lse, call.lse + bytes});
   }
   return check_sequences(spec, rank, arguments);
 }
@@ -172,15 +211,15 @@ bool same_ends(const std::int32_t* a, const std::int32_t* b, std::int32_t sequen
   return std::equal(a, a + sequences + 1, b);
 }
 
-}  // namespace
-
-Status check_rank_arguments(const Plan& plan, std::int32_t rank, const AttentionArguments& arguments) {
+template <class Arguments>
+Status check_one(const Plan& plan, std::int32_t rank, const Arguments& arguments) {
   std::vector<Place> places;
   if (Status status = check_rank(plan, rank, arguments, places); !status.ok()) return status;
   return check_overlaps(places);
 }
 
-Status check_arguments(const Plan& plan, std::span<const AttentionArguments> arguments) {
+template <class Arguments>
+Status check_all(const Plan& plan, std::span<const Arguments> arguments) {
   const std::int32_t world = plan.topo().world();
   if (arguments.size() != static_cast<std::size_t>(world)) {
     return bad_argument(
@@ -190,14 +229,30 @@ Status check_arguments(const Plan& plan, std::span<const AttentionArguments> arg
   for (std::int32_t rank = 0; rank < world; ++rank) {
     if (Status status = check_rank(plan, rank, arguments[rank], places); !status.ok()) return status;
     if (!plan.spec().attention.packed) continue;
-    const AttentionArguments& first = arguments[0];
-    const AttentionArguments& own = arguments[rank];
+    const Arguments& first = arguments[0];
+    const Arguments& own = arguments[rank];
     if (own.sequences != first.sequences || !same_ends(own.cu_seqlens_q, first.cu_seqlens_q, own.sequences) ||
         !same_ends(own.cu_seqlens_k, first.cu_seqlens_k, own.sequences)) {
       return bad_argument(fmt::format("rank {}: cu_seqlens are not those of rank 0: they must be the same", rank));
     }
   }
   return check_overlaps(places);
+}
+
+}  // namespace
+
+Status check_rank_arguments(const Plan& plan, std::int32_t rank, const AttentionArguments& arguments) {
+  return check_one(plan, rank, arguments);
+}
+Status check_rank_arguments(const Plan& plan, std::int32_t rank, const AttentionBackwardArguments& arguments) {
+  return check_one(plan, rank, arguments);
+}
+
+Status check_arguments(const Plan& plan, std::span<const AttentionArguments> arguments) {
+  return check_all(plan, arguments);
+}
+Status check_arguments(const Plan& plan, std::span<const AttentionBackwardArguments> arguments) {
+  return check_all(plan, arguments);
 }
 
 }  // namespace mkernel

@@ -20,7 +20,7 @@ namespace {
 
 // What one core does at least: fp32 arithmetic with vectors of 128 bits or more, copies through the cache, and a
 // microsecond or two to find and finish a task. Only ratios matter.
-constexpr RoleCosts kHostCosts{20, 4, 2000, 10};
+constexpr RoleCosts kHostCosts{20, 4, 2000, 10, 10};
 
 Partition partition_for(const WorldOptions& options, const Plan& plan, const RoleCosts& costs) {
   return options.partition == Partition{} ? choose_partition(plan, options.sms, costs) : options.partition;
@@ -48,6 +48,9 @@ std::int64_t scratch_floats(const Plan& plan) {
   if (plan.spec().op == Op::kRingAttention) {
     const std::int64_t dim = plan.spec().attention.dim;
     return tiling.bm * (3 * dim + kAttendKeys + 2) + kAttendKeys * dim;
+  }
+  if (plan.spec().op == Op::kRingAttentionBackward) {
+    return BackwardScratch::floats(tiling.bm, tiling.bn, plan.spec().attention.dim);
   }
   const std::int64_t panels = 2 * std::int64_t{tiling.bm} * tiling.bn;
   return panels + (std::int64_t{tiling.bm} + tiling.bn) * std::min(plan.gemm_k(0), kGemmPanelK);
@@ -85,6 +88,11 @@ std::string describe(const AttentionOptions& o) {
       o.scale, o.bm, o.chunk_rows, o.slot_rounds);
 }
 
+std::string describe(const AttentionBackwardOptions& o) {
+  return fmt::format("backward of {}{}, {} keys per tile", describe(static_cast<const AttentionOptions&>(o)),
+                     o.fp32_partials ? " with fp32 partials" : "", o.bn);
+}
+
 std::vector<TraceEvent> to_trace(const RunLog& log, const Plan& plan, int sms) {
   Nanos first = kNever;
   for (const auto& sm : log.events) {
@@ -109,13 +117,33 @@ std::vector<TraceEvent> to_trace(const RunLog& log, const Plan& plan, int sms) {
   return trace;
 }
 
-// Refuses matrices for ring_attention, and tensors for the others.
+// The operators that take a kind of arguments, and what to call it.
+template <class Given>
+struct Kind {
+  static constexpr std::string_view name = "GemmArguments";
+  static constexpr std::string_view what = "matrices";
+};
+template <>
+struct Kind<AttentionArguments> {
+  static constexpr std::string_view name = "AttentionArguments";
+  static constexpr std::string_view what = "tensors of the forward";
+};
+template <>
+struct Kind<AttentionBackwardArguments> {
+  static constexpr std::string_view name = "AttentionBackwardArguments";
+  static constexpr std::string_view what = "tensors of the backward";
+};
+std::string_view wanted_arguments(Op op) {
+  if (op == Op::kRingAttention) return Kind<AttentionArguments>::name;
+  return op == Op::kRingAttentionBackward ? Kind<AttentionBackwardArguments>::name : Kind<GemmArguments>::name;
+}
+
+// Refuses arguments of another operator.
 template <class Given>
 Status check_kind(const Plan& plan) {
-  const bool attention = plan.spec().op == Op::kRingAttention;
-  if (attention == std::is_same_v<Given, AttentionArguments>) return Ok{};
-  return bad_argument(fmt::format("arguments are {}: {} takes {}", attention ? "matrices" : "tensors",
-                                  op_name(plan.spec().op), attention ? "AttentionArguments" : "GemmArguments"));
+  const std::string_view wanted = wanted_arguments(plan.spec().op);
+  if (Kind<Given>::name == wanted) return Ok{};
+  return bad_argument(fmt::format("arguments are {}: {} takes {}", Kind<Given>::what, op_name(plan.spec().op), wanted));
 }
 
 }  // namespace
@@ -496,6 +524,24 @@ Result<Operator> Operator::create(World& world, const AttentionOptions& options)
   return Operator(std::move(impl));
 }
 
+Result<Operator> Operator::create(World& world, const AttentionBackwardOptions& options) {
+  const std::shared_ptr<World::Impl>& owner = world.impl();
+  if (Status status = begin_create(*owner, options); !status.ok()) return status.error();
+  if (owner->cuda) {
+    return Error{ErrorKind::kUnsupported,
+                 "ring_attention_backward has no kernel for GPUs yet: take Device::kHost or Device::kSim"};
+  }
+  if (!options.fused) {
+    return Error{ErrorKind::kUnsupported,
+                 "fused is false: ring_attention_backward runs fused only; `mkernel sim` shows what that gains"};
+  }
+  const Result<PlanSpec> spec = make_backward_spec(owner->topo, options);
+  if (!spec.ok()) return spec.error();
+  auto impl = std::make_shared<Impl>(owner, true, *spec);
+  if (Status status = impl->create(false); !status.ok()) return status.error();
+  return Operator(std::move(impl));
+}
+
 Operator::Operator(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Operator::Operator(Operator&&) noexcept = default;
 Operator& Operator::operator=(Operator&&) noexcept = default;
@@ -567,10 +613,16 @@ Result<RunReport> Operator::run(std::span<const GemmArguments> arguments, bool t
 Result<RunReport> Operator::run(std::span<const AttentionArguments> arguments, bool trace) {
   return impl_->run(arguments, trace);
 }
+Result<RunReport> Operator::run(std::span<const AttentionBackwardArguments> arguments, bool trace) {
+  return impl_->run(arguments, trace);
+}
 Status Operator::launch(int rank, const GemmArguments& arguments, void* stream) {
   return impl_->launch(rank, arguments, stream);
 }
 Status Operator::launch(int rank, const AttentionArguments& arguments, void* stream) {
+  return impl_->launch(rank, arguments, stream);
+}
+Status Operator::launch(int rank, const AttentionBackwardArguments& arguments, void* stream) {
   return impl_->launch(rank, arguments, stream);
 }
 

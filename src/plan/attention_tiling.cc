@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "plan/ring_attention.h"
+#include "plan/plan.h"
 
 namespace mkernel {
 namespace {
@@ -20,6 +20,9 @@ constexpr std::int64_t kMaxSends = std::int64_t{1} << 24;     // the task field 
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 52;  // of one tensor; byte offsets and parity fit 63 bits
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
 constexpr std::int32_t kMaxWorld = 1 << 16;
+constexpr std::int64_t kManyPairs = 1 << 18;  // of tiles on a rank; each is a task and a flag of the backward
+constexpr std::int32_t kMostQueries = 1024;
+constexpr std::int32_t kMostKeys = 1024;
 constexpr std::int64_t kKeyTile = 128;  // a GPU's; larger chunks are whole numbers of it
 
 bool product_fits(std::int64_t a, std::int64_t b, std::int64_t limit) { return a == 0 || b <= limit / a; }
@@ -66,6 +69,19 @@ Status check_sizes(const PlanSpec& spec) {
   return Ok{};
 }
 
+bool forward_fits(const PlanSpec& spec) {
+  const RingAttentionPlan plan = RingAttentionPlan::make(spec);
+  return product_fits(plan.tiles, plan.steps(), kMaxTasks) &&
+         product_fits(plan.tiles + plan.pieces, spec.topo.gpus, kMaxTasks);
+}
+
+// All factors are below 2^41.
+bool backward_fits(const PlanSpec& spec) {
+  const RingAttentionBackwardPlan plan = RingAttentionBackwardPlan::make(spec);
+  return product_fits(plan.phases(), plan.tiles(), kMaxTasks) &&
+         product_fits(plan.step_tasks() + 2 * plan.tiles(), plan.steps(), kMaxTasks / 2);
+}
+
 }  // namespace
 
 Tiling choose_attention_tiling(const PlanSpec& spec) {
@@ -84,12 +100,28 @@ Tiling choose_attention_tiling(const PlanSpec& spec) {
   return tiling;
 }
 
+Tiling choose_backward_tiling(const PlanSpec& spec) {
+  Tiling tiling = choose_attention_tiling(spec);
+  tiling.bn = static_cast<std::int32_t>(min_of(kKeyTile, tiling.chunk_rows));
+  PlanSpec tiled = spec;
+  for (; tiling.bm < kMostQueries; tiling.bm *= 2) {
+    tiled.tiling = tiling;
+    const RingAttentionBackwardPlan plan = RingAttentionBackwardPlan::make(tiled);
+    if (plan.q_tiles == plan.segments || product_fits(plan.steps(), plan.step_tasks(), kManyPairs)) break;
+  }
+  return tiling;
+}
+
 std::int64_t choose_slot_rounds(const PlanSpec& spec) {
   PlanSpec all = spec;
   all.attention.slot_rounds = 0;
-  const RingAttentionPlan plan = RingAttentionPlan::make(all);
-  const std::int64_t round_bytes = 2 * spec.topo.gpus * plan.chunk_room * dtype_bytes(spec.dtype);
-  if (round_bytes == 0 || plan.rounds <= kSlotBytes / round_bytes) return 0;
+  // The backward keeps sums and parts of gradients beside each slot.
+  const bool backward = spec.op == Op::kRingAttentionBackward;
+  const std::int64_t element_bytes = dtype_bytes(spec.dtype) + (backward ? 4 + dtype_bytes(spec.partial) : 0);
+  KvRing ring;
+  ring.make_ring(all, backward);
+  const std::int64_t round_bytes = 2 * spec.topo.gpus * ring.chunk_room * element_bytes;
+  if (round_bytes == 0 || ring.rounds <= kSlotBytes / round_bytes) return 0;
   return max_of(2, kSlotBytes / round_bytes);
 }
 
@@ -116,22 +148,27 @@ Status validate_attention(const PlanSpec& spec) {
   if (a.slot_rounds < 0) {
     return bad_argument(fmt::format("slot_rounds is {}: it must be positive, or 0 to be chosen", a.slot_rounds));
   }
-  const RingAttentionPlan plan = RingAttentionPlan::make(spec);
-  if (!product_fits(plan.tiles, plan.steps(), kMaxTasks) || !product_fits(plan.pieces, 2 * plan.chunks, kMaxTasks) ||
-      !product_fits(plan.rounds + 1, 4 * std::int64_t{spec.topo.gpus}, kMaxTasks) ||
-      !product_fits(plan.tiles + plan.pieces, spec.topo.gpus, kMaxTasks)) {
+  const bool backward = spec.op == Op::kRingAttentionBackward;
+  if (backward && (tiling.bn < 1 || tiling.bn > kMostKeys)) {
+    return bad_argument(fmt::format("bn is {}: it must be 1 to {}", tiling.bn, kMostKeys));
+  }
+  KvRing ring;
+  ring.make_ring(spec, backward);
+  if (!product_fits(ring.pieces, 2 * ring.chunks, kMaxTasks) ||
+      !product_fits(ring.rounds + 1, 4 * std::int64_t{spec.topo.gpus}, kMaxTasks) ||
+      !(backward ? backward_fits(spec) : forward_fits(spec))) {
     return bad_argument(
         fmt::format("{} x {} heads of {} queries in tiles of {}, and {} keys in chunks of {}, make more than 2^31 "
                     "tasks or flags per rank: take larger tiles or chunks",
                     a.batch, a.heads, a.seq_q, tiling.bm, a.seq_k, tiling.chunk_rows));
   }
-  if (!product_fits(2 * std::int64_t{spec.topo.nodes}, plan.chunks + 1, kMaxSends)) {
+  if (!product_fits(3 * std::int64_t{spec.topo.nodes}, ring.chunks + 1, kMaxSends)) {
     return bad_argument(fmt::format(
         "{} chunks for each of {} nodes are more network writes than the 2^24 that a command record can name: take a "
         "larger chunk_rows than {}",
-        plan.chunks, spec.topo.nodes, tiling.chunk_rows));
+        ring.chunks, spec.topo.nodes, tiling.chunk_rows));
   }
-  if (!product_fits(plan.rounds * spec.topo.gpus + plan.chunks + 1, plan.chunk_room, kMaxElements)) {
+  if (!product_fits(ring.rounds * spec.topo.gpus + ring.chunks + 1, ring.chunk_room, kMaxElements)) {
     return bad_argument(
         fmt::format("{} keys in chunks of {} take more slots than 64-bit offsets allow", a.seq_k, tiling.chunk_rows));
   }

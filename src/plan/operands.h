@@ -49,6 +49,61 @@ MK_HD constexpr Access state_access(const Plan& plan, std::int32_t rank, const T
   return {rank, Buffer::kState, block, task.dst_offset, task.dst_offset + block.elements()};
 }
 
+// What kAttendBackward keeps of a tile of queries: (rows, dim) sums, then as many deltas.
+MK_HD constexpr Access query_sums(const Plan& plan, std::int32_t rank, const Task& task) {
+  const Block block{0, 0, task.block.rows, plan.spec().attention.dim + 1};
+  return {rank, Buffer::kState, block, task.dst_offset, task.dst_offset + block.elements()};
+}
+// And of a tile of keys in `buffer` (kKeyState or kPartial): the gradient of its keys, or with `value` of its values.
+MK_HD constexpr Access key_sums(const Plan& plan, std::int32_t rank, const Task& task, Buffer buffer, bool value) {
+  const Block block{task.kv_position, 0, task.key_rows, plan.spec().attention.dim};
+  const std::int64_t begin = task.key_place + (value ? task.value_distance : 0);
+  return {rank, buffer, block, begin, begin + block.elements()};
+}
+// Whether kAttendBackward leaves the sums of its queries, or of its keys, as they are.
+MK_HD constexpr bool leaves_queries(const Task& task) { return task.length == 0 && task.resume && task.park; }
+MK_HD constexpr bool leaves_keys(const Task& task) { return task.length == 0 && task.resume_keys && task.park_keys; }
+
+// What kAttendBackward reads: queries, the gradient of their outputs, their log-sum-exps, keys and values, if any; what
+// delta is made of, in the first task of a tile of queries; the sums that it goes on from.
+template <class F>
+MK_HD constexpr void for_each_backward_read(const Plan& plan, std::int32_t rank, const Task& task, F&& f) {
+  const bool own = task.src == Buffer::kK;
+  if (task.length > 0) {
+    const Block keys{own ? task.src_offset : task.kv_position, 0, task.key_rows, plan.spec().attention.dim};
+    const std::int64_t values = task.src_offset + task.value_distance;
+    f(Access{rank, Buffer::kQ, task.block, 0, 0});
+    f(Access{rank, Buffer::kLse, {task.block.row, 0, task.block.rows, 1}, 0, 0});
+    f(Access{rank, task.src, keys, task.src_offset, task.src_offset + task.length});
+    f(Access{rank, own ? Buffer::kV : task.src, keys, values, values + task.length});
+  }
+  if (!task.block.empty()) {
+    if (task.length > 0 || !task.resume) f(Access{rank, Buffer::kDo, task.block, 0, 0});
+    if (!task.resume) f(Access{rank, Buffer::kO, task.block, 0, 0});
+    if (task.resume && !leaves_queries(task)) f(query_sums(plan, rank, task));
+  }
+  if (task.key_rows > 0 && task.resume_keys && !leaves_keys(task)) {
+    for (const bool value : {false, true}) f(key_sums(plan, rank, task, Buffer::kKeyState, value));
+  }
+}
+
+// What it writes: the sums of its queries or their gradient, the sums of its keys or own part of their gradients.
+template <class F>
+MK_HD constexpr void for_each_backward_write(const Plan& plan, std::int32_t rank, const Task& task, F&& f) {
+  if (!task.block.empty() && !leaves_queries(task)) {
+    f(task.park ? query_sums(plan, rank, task) : Access{rank, task.dst, task.block, 0, 0});
+  }
+  if (task.key_rows == 0 || leaves_keys(task)) return;
+  if (!task.park_keys && plan.topo().world() == 1) {
+    const Block keys{task.src_offset, 0, task.key_rows, plan.spec().attention.dim};
+    f(Access{rank, Buffer::kDk, keys, 0, 0});
+    f(Access{rank, Buffer::kDv, keys, 0, 0});
+    return;
+  }
+  const Buffer to = task.park_keys ? Buffer::kKeyState : Buffer::kPartial;
+  for (const bool value : {false, true}) f(key_sums(plan, rank, task, to, value));
+}
+
 // What kAttend reads: queries, keys and values (if any), then the state that it goes on from.
 template <class F>
 MK_HD constexpr void for_each_attend_read(const Plan& plan, std::int32_t rank, const Task& task, F&& f) {
@@ -86,6 +141,8 @@ MK_HD constexpr void for_each_read(const Plan& plan, std::int32_t rank, const Ta
         f(Access{rank, Buffer::kB, {0, task.block.col, k, task.block.cols}, 0, 0});
       } else if (task.action == Action::kAttend) {
         for_each_attend_read(plan, rank, task, f);
+      } else if (task.action == Action::kAttendBackward) {
+        for_each_backward_read(plan, rank, task, f);
       } else if (!is_workspace(task.src)) {
         f(Access{rank, task.src, {task.src_offset, 0, task.block.rows, task.block.cols}, 0, 0});
       } else {
@@ -93,6 +150,7 @@ MK_HD constexpr void for_each_read(const Plan& plan, std::int32_t rank, const Ta
       }
       break;
     case Source::kNode:
+      if (!plan.adds(rank, task, topo.node_of(rank))) break;
       for_each_rank(topo, rank, Reach::kNode, -1, [&](std::int32_t r) {
         f(Access{r, task.src, task.block, task.src_offset, task.src_offset + elements});
       });
@@ -100,6 +158,7 @@ MK_HD constexpr void for_each_read(const Plan& plan, std::int32_t rank, const Ta
     case Source::kRail: {
       const std::int32_t self = topo.node_of(rank);
       for (std::int32_t node = 0; node < topo.nodes; ++node) {
+        if (!plan.adds(rank, task, node)) continue;
         if (node == self) {
           f(Access{rank, task.src, task.block, task.src_offset, task.src_offset + elements});
           continue;
@@ -114,7 +173,7 @@ MK_HD constexpr void for_each_read(const Plan& plan, std::int32_t rank, const Ta
 }
 
 // Calls f(Access) for each place that `task` writes; all get the same values, but for kAttend, which writes its state,
-// or kO and kLse.
+// or kO and kLse, and kAttendBackward.
 template <class F>
 MK_HD constexpr void for_each_write(const Plan& plan, std::int32_t rank, const Task& task, F&& f) {
   if (task.action == Action::kAttend) {
@@ -125,6 +184,10 @@ MK_HD constexpr void for_each_write(const Plan& plan, std::int32_t rank, const T
       f(Access{rank, task.dst, task.block, 0, 0});
       f(Access{rank, Buffer::kLse, {task.block.row, 0, task.block.rows, 1}, 0, 0});
     }
+    return;
+  }
+  if (task.action == Action::kAttendBackward) {
+    if (task.dst_reach != Reach::kNobody) for_each_backward_write(plan, rank, task, f);
     return;
   }
   const std::int64_t length = task.length > 0 ? task.length : task.block.elements();

@@ -4,6 +4,7 @@
 #include "plan/gemm_all_reduce.h"
 #include "plan/gemm_reduce_scatter.h"
 #include "plan/ring_attention.h"
+#include "plan/ring_attention_backward.h"
 
 namespace mkernel {
 
@@ -15,6 +16,7 @@ class Plan {
       case Op::kAllGatherGemm: return f(all_gather_gemm_);
       case Op::kGemmReduceScatter: return f(gemm_reduce_scatter_);
       case Op::kRingAttention: return f(ring_attention_);
+      case Op::kRingAttentionBackward: return f(backward_);
       case Op::kGemmAllReduce: break;
     }
     return f(gemm_all_reduce_);
@@ -28,6 +30,7 @@ class Plan {
       case Op::kGemmReduceScatter: gemm_reduce_scatter_ = GemmReduceScatterPlan::make(spec); break;
       case Op::kGemmAllReduce: gemm_all_reduce_ = GemmAllReducePlan::make(spec); break;
       case Op::kRingAttention: ring_attention_ = RingAttentionPlan::make(spec); break;
+      case Op::kRingAttentionBackward: backward_ = RingAttentionBackwardPlan::make(spec); break;
     }
   }
 
@@ -44,13 +47,25 @@ class Plan {
     return visit([=](const auto& p) { return p.buffer_elements(buffer); });
   }
   MK_HD constexpr Dtype buffer_dtype(Buffer buffer) const {
-    if (buffer == Buffer::kState || buffer == Buffer::kLse) return Dtype::kFp32;
+    if (buffer == Buffer::kState || buffer == Buffer::kKeyState || buffer == Buffer::kLse) return Dtype::kFp32;
     const bool partial = buffer == Buffer::kPartial || buffer == Buffer::kNodePartial || buffer == Buffer::kArrival;
     return partial ? spec_.partial : spec_.dtype;
   }
-  // Whether a call that is not fused communicates first and computes afterwards, and not the other way round.
-  MK_HD constexpr bool gathers() const { return spec_.op == Op::kAllGatherGemm || spec_.op == Op::kRingAttention; }
+  // When a lane begins in a call that is not fused: phase by phase, each on all ranks when the one before has ended on
+  // all. Keys and rows of A come before all arithmetic, sums leave after it.
+  MK_HD constexpr int phase(Role role, std::int32_t lane) const {
+    if (spec_.op == Op::kRingAttentionBackward) return backward_.phase(role, lane);
+    const bool gathers = spec_.op == Op::kAllGatherGemm || spec_.op == Op::kRingAttention;
+    return gathers == (role == Role::kCompute) ? 1 : 0;
+  }
+  MK_HD constexpr int phases() const { return spec_.op == Op::kRingAttentionBackward ? 3 : 2; }
+  // Whether a sum over the node or the rail takes in what `node` has.
+  MK_HD constexpr bool adds(std::int32_t rank, const Task& task, std::int32_t node) const {
+    return spec_.op != Op::kRingAttentionBackward || backward_.adds(rank, task, node);
+  }
+  MK_HD constexpr bool is_attention() const { return attends(spec_.op); }
   const RingAttentionPlan& ring_attention() const { return ring_attention_; }
+  const RingAttentionBackwardPlan& backward() const { return backward_; }
   // Elements from one row of kGather to the next.
   MK_HD constexpr std::int64_t gather_pitch() const { return all_gather_gemm_.pitch; }
 
@@ -103,15 +118,24 @@ class Plan {
       case Buffer::kA: return a_extent(rank);
       case Buffer::kB: return b_extent(rank);
       case Buffer::kQ:
-      case Buffer::kO: return {q_rows, a.dim};
+      case Buffer::kO:
+      case Buffer::kDo:
+      case Buffer::kDq: return {q_rows, a.dim};
       case Buffer::kK:
-      case Buffer::kV: return {a.batch * a.kv_heads * a.k_split(spec_.topo).tokens(rank), a.dim};
+      case Buffer::kV:
+      case Buffer::kDk:
+      case Buffer::kDv: return {a.batch * a.kv_heads * a.k_split(spec_.topo).tokens(rank), a.dim};
       case Buffer::kLse: return {q_rows, 1};
       default: return c_extent(rank);
     }
   }
-  // The one that results go into.
-  MK_HD constexpr Buffer output() const { return spec_.op == Op::kRingAttention ? Buffer::kO : Buffer::kC; }
+  // The buffers that results go into are one, or three: `i` from 0 on.
+  MK_HD constexpr int outputs() const { return spec_.op == Op::kRingAttentionBackward ? 3 : 1; }
+  MK_HD constexpr Buffer output(int i = 0) const {
+    if (spec_.op == Op::kRingAttention) return Buffer::kO;
+    if (spec_.op != Op::kRingAttentionBackward) return Buffer::kC;
+    return i == 0 ? Buffer::kDq : i == 1 ? Buffer::kDk : Buffer::kDv;
+  }
   // The inner dimension of a rank's GEMM.
   MK_HD constexpr std::int64_t gemm_k(std::int32_t rank) const { return a_extent(rank).cols; }
 
@@ -121,6 +145,7 @@ class Plan {
   GemmReduceScatterPlan gemm_reduce_scatter_;
   GemmAllReducePlan gemm_all_reduce_;
   RingAttentionPlan ring_attention_;
+  RingAttentionBackwardPlan backward_;
 };
 
 // A send task's number in its command record, and back: lanes are interleaved, so both ways are one division.

@@ -82,6 +82,20 @@ std::string attend_text(const Task& task) {
   return text + (task.park ? fmt::format(" into state at {} of {}", task.dst_offset, rows) : " into " + rows);
 }
 
+// "queries 0:16 of head row 0 meet keys 64:128 (chunk at 4096)...".
+std::string backward_text(const Plan& plan, const Task& task) {
+  const std::string rows = range_text(task.block.row, task.block.rows);
+  const std::string keys = range_text(task.kv_position, task.key_rows);
+  std::string text = fmt::format("Q[{}, :] and keys {} ({} at {}) {}", rows, keys, buffer_name(task.src),
+                                 task.src_offset, task.length > 0 ? "meet" : "see none of each other");
+  text += fmt::format(": {}{}", buffer_name(Buffer::kDq), task.resume ? " goes on" : " begins");
+  if (!task.park) text += fmt::format(" and ends in {}[{}, :]", buffer_name(Buffer::kDq), rows);
+  text += task.resume_keys ? ", dK and dV go on" : ", dK and dV begin";
+  if (task.park_keys) return text;
+  if (plan.topo().world() == 1) return text + " and end there";
+  return text + fmt::format(" and end in {} at {}", buffer_name(Buffer::kPartial), task.key_place);
+}
+
 // A piece of a chunk of keys or values.
 std::string piece_text(const Plan& plan, std::int32_t rank, const Task& task) {
   return fmt::format("copy {}{} at {} to {} at {}{}: tokens {}", is_workspace(task.src) ? "" : "own ",
@@ -174,21 +188,23 @@ void print_attention_shape(const Plan& plan, std::int32_t rank, std::string& out
   const PlanSpec& spec = plan.spec();
   const Topology& topo = plan.topo();
   const AttentionSpec& a = spec.attention;
-  const RingAttentionPlan& ring = plan.ring_attention();
+  const bool backward = spec.op == Op::kRingAttentionBackward;
+  const KvRing& ring = backward ? static_cast<const KvRing&>(plan.backward()) : plan.ring_attention();
   auto to = std::back_inserter(out);
   fmt::format_to(to, "{}, {}", op_name(spec.op), attention_text(spec));
   fmt::format_to(to, "\nrank {} of {}: node {} of {}, GPU {} of {}\n", rank, topo.world(), topo.node_of(rank),
                  topo.nodes, topo.gpu_of(rank), topo.gpus);
   fmt::format_to(to, "its tokens: {} of Q, {} of K and V\n", a.q_split(topo).tokens(rank),
                  a.k_split(topo).tokens(rank));
-  fmt::format_to(to, "tiles of {} queries, chunks of {} tokens, slots for {} of {} rounds\n", spec.tiling.bm,
-                 spec.tiling.chunk_rows, ring.depth, ring.rounds);
+  fmt::format_to(to, "tiles of {} queries{}, chunks of {} tokens, slots for {} of {} rounds\n", spec.tiling.bm,
+                 backward ? fmt::format(" and {} keys", spec.tiling.bn) : "", spec.tiling.chunk_rows, ring.depth,
+                 ring.rounds);
 }
 
 void print_shape(const Plan& plan, std::int32_t rank, std::string& out) {
   const PlanSpec& spec = plan.spec();
   const Topology& topo = plan.topo();
-  if (spec.op == Op::kRingAttention) return print_attention_shape(plan, rank, out);
+  if (attends(spec.op)) return print_attention_shape(plan, rank, out);
   auto to = std::back_inserter(out);
   fmt::format_to(to, "{}, m = {}, n = {}, k = {}, {}", op_name(spec.op), spec.m, spec.n, spec.k,
                  dtype_name(spec.dtype));
@@ -256,11 +272,14 @@ std::string attention_text(const PlanSpec& spec) {
   if (a.mask.right >= 0) text += fmt::format(", {} keys to the right", a.mask.right);
   if (a.zigzag) text += ", zigzag";
   if (a.packed) text += ", packed";
+  if (spec.op == Op::kRingAttentionBackward && spec.partial != spec.dtype) {
+    text += fmt::format(", partial gradients in {}", dtype_name(spec.partial));
+  }
   return text;
 }
 
 std::string shape_text(const PlanSpec& spec) {
-  return spec.op == Op::kRingAttention ? attention_text(spec) : fmt::format("{} x {} x {}", spec.m, spec.n, spec.k);
+  return attends(spec.op) ? attention_text(spec) : fmt::format("{} x {} x {}", spec.m, spec.n, spec.k);
 }
 
 std::string_view buffer_name(Buffer buffer) {
@@ -273,6 +292,10 @@ std::string_view buffer_name(Buffer buffer) {
     case Buffer::kV: return "V";
     case Buffer::kO: return "O";
     case Buffer::kLse: return "log-sum-exp";
+    case Buffer::kDo: return "dO";
+    case Buffer::kDq: return "dQ";
+    case Buffer::kDk: return "dK";
+    case Buffer::kDv: return "dV";
     case Buffer::kGather: return "gathered A";
     case Buffer::kPartial: return "partial";
     case Buffer::kNodePartial: return "node sum";
@@ -280,6 +303,7 @@ std::string_view buffer_name(Buffer buffer) {
     case Buffer::kResult: return "result";
     case Buffer::kKv: return "chunk";
     case Buffer::kState: return "state";
+    case Buffer::kKeyState: return "state of keys";
   }
   return "?";
 }
@@ -313,6 +337,7 @@ std::string describe_action(const Plan& plan, std::int32_t rank, const Task& tas
     case Action::kReduce: return reduce_text(plan, rank, task);
     case Action::kPut: return put_text(plan, task);
     case Action::kAttend: return attend_text(task);
+    case Action::kAttendBackward: return backward_text(plan, task);
   }
   return "?";
 }

@@ -144,7 +144,7 @@ Tiling choose_tiling(const PlanSpec& spec, std::int32_t bm, std::int32_t bn) {
 }
 
 Status validate(const PlanSpec& spec) {
-  if (spec.op == Op::kRingAttention) return validate_attention(spec);
+  if (attends(spec.op)) return validate_attention(spec);
   const auto& [nodes, gpus] = spec.topo;
   if (nodes < 1 || gpus < 1 || std::int64_t{nodes} * gpus > kMaxWorld) {
     return bad_argument(

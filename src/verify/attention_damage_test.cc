@@ -1,33 +1,21 @@
 // Damage done to plans of ring_attention: each kind must be found, as one of the kinds of violation that it is.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <functional>
-#include <ostream>
 #include <string>
 #include <vector>
 
-#include "plan/print.h"
 #include "plan/test_attention_spec.h"
-#include "verify/mutated_source.h"
-#include "verify/verify.h"
+#include "verify/test_attention_damage.h"
 
 namespace mkernel {
-
-using DamageAttention = std::function<bool(const MutatedSource&, const Place&, Task&)>;
-
-struct AttentionDamage {
-  std::string name;
-  std::vector<ViolationKind> kinds;  // one of them must be reported
-  DamageAttention apply;             // false when it does not apply to this task
-};
-
-void PrintTo(const AttentionDamage& damage, std::ostream* out) { *out << damage.name; }
-
 namespace {
 
 using enum ViolationKind;
+using test::AttentionDamage;
+using test::expect_caught;
+using test::has;
+using test::messages;
+using test::text_of;
 
 constexpr std::int64_t kDim = 8;
 
@@ -39,7 +27,7 @@ std::int64_t room(const MutatedSource& source) { return source.plan().ring_atten
 
 std::vector<AttentionDamage> damages() {
   std::vector<AttentionDamage> list;
-  const auto add = [&](const char* name, std::vector<ViolationKind> kinds, DamageAttention apply) {
+  const auto add = [&](const char* name, std::vector<ViolationKind> kinds, AttentionDamage::Apply apply) {
     list.push_back({name, std::move(kinds), std::move(apply)});
   };
   add("a_credit_is_dropped", {kUnbalanced}, [](const MutatedSource&, const Place&, Task& task) {
@@ -228,66 +216,9 @@ std::vector<PlanSpec> specs() {
   return result;
 }
 
-std::string text_of(const PlanSpec& spec) {
-  return fmt::format("{}x{} {}, {} rounds", spec.topo.nodes, spec.topo.gpus, attention_text(spec),
-                     spec.attention.slot_rounds);
-}
-
-std::string messages(const VerifyReport& report) {
-  std::string text;
-  for (const Violation& violation : report.violations) {
-    text += fmt::format("\n  {}: {}", violation_name(violation.kind), violation.message);
-  }
-  return text;
-}
-
-bool has(const VerifyReport& report, ViolationKind kind) {
-  return std::any_of(report.violations.begin(), report.violations.end(),
-                     [=](const Violation& violation) { return violation.kind == kind; });
-}
-
-template <class F>
-void for_each_place(const PlanSource& source, F&& f) {
-  const Plan& plan = source.plan();
-  for (std::int32_t rank = 0; rank < plan.topo().world(); ++rank) {
-    for (int r = 0; r < kRoleCount; ++r) {
-      const auto role = static_cast<Role>(r);
-      for (std::int32_t lane = 0; lane < plan.lanes(role); ++lane) {
-        for (std::int64_t i = 0; i < source.count(rank, role, lane); ++i) f(Place{rank, role, lane, i});
-      }
-    }
-  }
-}
-
 class AttentionMutation : public testing::TestWithParam<AttentionDamage> {};
 
-// The first, a middle and the last task that a kind of damage applies to, in every plan.
-TEST_P(AttentionMutation, IsCaught) {
-  const AttentionDamage& damage = GetParam();
-  int bites = 0;
-  for (const PlanSpec& spec : specs()) {
-    const MutatedSource good(spec);
-    std::vector<Place> places;
-    for_each_place(good, [&](const Place& place) {
-      Task task = good.at(place);
-      if (damage.apply(good, place, task)) places.push_back(place);
-    });
-    if (places.size() > 3) places = {places.front(), places[places.size() / 2], places.back()};
-    for (const Place& victim : places) {
-      MutatedSource damaged = good;
-      Task task = good.at(victim);
-      damage.apply(good, victim, task);
-      damaged.set_task(victim, task);
-      const VerifyReport report = verify(damaged);
-      const bool found =
-          std::any_of(damage.kinds.begin(), damage.kinds.end(), [&](ViolationKind kind) { return has(report, kind); });
-      EXPECT_TRUE(found) << damage.name << " of " << task_name(victim.rank, victim.role, victim.lane, victim.index)
-                         << " in " << text_of(spec) << ":" << messages(report);
-      ++bites;
-    }
-  }
-  EXPECT_GT(bites, 0);
-}
+TEST_P(AttentionMutation, IsCaught) { expect_caught(GetParam(), specs()); }
 
 INSTANTIATE_TEST_SUITE_P(Plans, AttentionMutation, testing::ValuesIn(damages()),
                          [](const testing::TestParamInfo<AttentionDamage>& damage) { return damage.param.name; });

@@ -123,6 +123,19 @@ PlanSpec field_case(Op op, const Topology& topo, std::int64_t size) {
   return spec;
 }
 
+// Its backward, with other tiles of keys, and partial gradients in either type.
+PlanSpec backward_case(const Topology& topo, std::size_t turn) {
+  PlanSpec spec = attention_case(topo, turn);
+  spec.op = Op::kRingAttentionBackward;
+  if (turn % 3 == 0) spec.partial = Dtype::kFp32;
+  if (turn % 5 == 4) {
+    spec.tiling = choose_backward_tiling(spec);
+  } else {
+    spec.tiling.bn = static_cast<std::int32_t>(1 + turn * 3 % 7);
+  }
+  return spec;
+}
+
 // Eight query heads over one key head, as one GPU of a larger model has them.
 PlanSpec attention_field_case(const Topology& topo, std::int64_t tokens, bool causal) {
   PlanSpec spec;
@@ -177,7 +190,14 @@ std::vector<PlanSpec> field_cases() {
     for (const Op op : kOps) {
       for (const std::int64_t size : kFieldSizes) cases.push_back(field_case(op, topo, size));
     }
-    for (const bool causal : {false, true}) cases.push_back(attention_field_case(topo, 32768, causal));
+    for (const bool causal : {false, true}) {
+      cases.push_back(attention_field_case(topo, 32768, causal));
+      PlanSpec backward = cases.back();
+      backward.op = Op::kRingAttentionBackward;
+      backward.attention.seq_q = backward.attention.seq_k = 16384;
+      backward.tiling = choose_backward_tiling(backward);
+      cases.push_back(backward);
+    }
   }
   return cases;
 }
@@ -185,6 +205,7 @@ std::vector<PlanSpec> field_cases() {
 std::vector<PlanSpec> small_cases() {
   constexpr int kPerTopology = 6;
   constexpr int kAttentionPerTopology = 9;
+  constexpr int kBackwardWorld = 15;  // a task for each pair of tiles: they are many
   std::vector<PlanSpec> cases;
   Dealer dealer;
   std::size_t attention_turn = 0;
@@ -197,7 +218,10 @@ std::vector<PlanSpec> small_cases() {
         cases.push_back(scarce(op, topo));
         if (op != Op::kGemmAllReduce) add_shared(op, topo, cases);
       }
-      for (int i = 0; i < kAttentionPerTopology; ++i) cases.push_back(attention_case(topo, attention_turn++));
+      for (int i = 0; i < kAttentionPerTopology; ++i) {
+        if (topo.world() <= kBackwardWorld) cases.push_back(backward_case(topo, attention_turn));
+        cases.push_back(attention_case(topo, attention_turn++));
+      }
     }
   }
   // Few rows, as in decoding.

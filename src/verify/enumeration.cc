@@ -21,9 +21,10 @@ bool blank(const Task& task) {
 }
 
 bool fields_exist(const Task& task) {
-  return task.action <= Action::kAttend && task.source <= Source::kRail && task.src <= Buffer::kState &&
-         task.dst <= Buffer::kState && task.dst_reach <= Reach::kRank && task.signals[0].reach <= Reach::kRank &&
-         task.signals[1].reach <= Reach::kRank && task.block.rows >= 0 && task.block.cols >= 0 && task.length >= 0;
+  return task.action <= Action::kAttendBackward && task.source <= Source::kRail && task.src <= Buffer::kKeyState &&
+         task.dst <= Buffer::kKeyState && task.key_rows >= 0 && task.dst_reach <= Reach::kRank &&
+         task.signals[0].reach <= Reach::kRank && task.signals[1].reach <= Reach::kRank && task.block.rows >= 0 &&
+         task.block.cols >= 0 && task.length >= 0;
 }
 
 bool names_peer(const Task& task) {
@@ -60,9 +61,15 @@ Fault fault_of_local(Op op, Role role, const Topology& topo, std::int32_t rank, 
   if (names_peer(task) && topo.node_of(task.peer) != topo.node_of(rank)) {
     return {ViolationKind::kMalformed, "it reaches another node without a put"};
   }
-  const bool tile_out = task.dst == Buffer::kC || task.dst == Buffer::kPartial || task.dst == Buffer::kNodePartial;
+  const bool gradient = task.dst == Buffer::kDk || task.dst == Buffer::kDv;
+  const bool tile_out =
+      gradient ? op == Op::kRingAttentionBackward
+               : task.dst == Buffer::kC || task.dst == Buffer::kPartial || task.dst == Buffer::kNodePartial;
   if ((task.action == Action::kAttend) != (op == Op::kRingAttention && role == Role::kCompute)) {
     return {ViolationKind::kMalformed, "ring_attention computes by folding in keys, and the others never do"};
+  }
+  if ((task.action == Action::kAttendBackward) != (op == Op::kRingAttentionBackward && role == Role::kCompute)) {
+    return {ViolationKind::kMalformed, "the backward computes by letting tiles meet, and the others never do"};
   }
   if (task.keep_result && (task.action != Action::kReduce || task.dst != Buffer::kC)) {
     return {ViolationKind::kMalformed, "only a sum that goes into C can be kept as a result too"};
@@ -82,9 +89,16 @@ Fault fault_of_local(Op op, Role role, const Topology& topo, std::int32_t rank, 
         return {};
       }
       return {ViolationKind::kMalformed, "folding takes own keys or chunks of keys and goes into own O"};
+    case Action::kAttendBackward:
+      if (task.source == Source::kOwn && (task.src == Buffer::kK || task.src == Buffer::kKv) &&
+          task.dst == Buffer::kDq && task.dst_reach == Reach::kSelf) {
+        return {};
+      }
+      return {ViolationKind::kMalformed,
+              "queries meet own keys or chunks of keys, and their gradient goes into own dQ"};
     default: break;
   }
-  if (op == Op::kRingAttention) {
+  if (attends(op)) {
     const bool keys = task.src == Buffer::kK || task.src == Buffer::kV || task.src == Buffer::kKv;
     if (task.source == Source::kOwn && keys && task.dst == Buffer::kKv) return {};
     return {ViolationKind::kMalformed, "a copy takes own keys, values or chunks into chunks"};

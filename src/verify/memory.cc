@@ -85,10 +85,12 @@ const Piece* WriteIndex::holding(std::int32_t rank, Buffer buffer, std::int64_t 
   return range.first != range.last && range.first->end >= end ? range.first : nullptr;
 }
 
+bool HappensBefore::direct(TaskId first, std::int32_t first_rank, TaskId second, std::int32_t second_rank) const {
+  return raises_flag_of_wait(all_.topo(), all_.tasks()[first], first_rank, all_.tasks()[second], second_rank);
+}
+
 bool HappensBefore::operator()(TaskId first, std::int32_t first_rank, TaskId second, std::int32_t second_rank) {
-  const std::vector<Task>& tasks = all_.tasks();
-  return raises_flag_of_wait(all_.topo(), tasks[first], first_rank, tasks[second], second_rank) ||
-         search(first, second);
+  return direct(first, first_rank, second, second_rank) || search(first, second);
 }
 
 // Breadth first from `second` backwards over waits and the tasks that raise their flags.

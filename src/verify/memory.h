@@ -47,6 +47,8 @@ class HappensBefore {
 
   // Whether `first` (of rank `first_rank`) has signalled before `second` (of rank `second_rank`) starts.
   bool operator()(TaskId first, std::int32_t first_rank, TaskId second, std::int32_t second_rank);
+  // The same by one signal.
+  bool direct(TaskId first, std::int32_t first_rank, TaskId second, std::int32_t second_rank) const;
 
  private:
   bool search(TaskId first, TaskId second);

@@ -11,36 +11,28 @@ std::int64_t gather_pitch(const PlanSpec& spec) {
   return ceil_div(spec.k, spec.tiling.pitch_align) * spec.tiling.pitch_align;
 }
 
-// Whether some query of `node` sees one of the keys [key, key + keys), asked of each query by itself.
-bool node_sees(const PlanSpec& spec, std::int32_t node, std::int64_t key, std::int64_t keys) {
-  const AttentionSpec& a = spec.attention;
-  const SequenceSplit split = a.q_split(spec.topo);
-  for (std::int32_t gpu = 0; gpu < spec.topo.gpus; ++gpu) {
-    const std::int32_t rank = spec.topo.rank_of(node, gpu);
-    for (std::int64_t t = 0; t < split.tokens(rank); ++t) {
-      if (a.packed) return true;
-      const KeyRange seen = a.mask.sees(split.position(rank, t), 1, a.seq_q, a.seq_k);
-      if (!seen.empty() && seen.begin < key + keys && seen.end > key) return true;
-    }
-  }
-  return false;
-}
-
-// Each chunk of own keys and values into each other node that sees any of it, once.
-std::int64_t attention_bound(const PlanSpec& spec, std::int32_t rank) {
+// Keys and values of the chunks of `owner` of which some query of `node` sees something, in elements of so many bytes.
+std::int64_t seen_bytes(const PlanSpec& spec, std::int32_t owner, std::int32_t node, std::int64_t element_bytes) {
   const AttentionSpec& a = spec.attention;
   const SequenceSplit split = a.k_split(spec.topo);
   std::int64_t tokens = 0;
   for (std::int32_t segment = 0; segment < split.segments(); ++segment) {
-    const std::int64_t end = split.begin(rank, segment) + split.size(rank, segment);
-    for (std::int64_t key = split.begin(rank, segment); key < end; key += spec.tiling.chunk_rows) {
+    const std::int64_t end = split.begin(owner, segment) + split.size(owner, segment);
+    for (std::int64_t key = split.begin(owner, segment); key < end; key += spec.tiling.chunk_rows) {
       const std::int64_t keys = min_of(spec.tiling.chunk_rows, end - key);
-      for (std::int32_t node = 0; node < spec.topo.nodes; ++node) {
-        if (node != spec.topo.node_of(rank) && node_sees(spec, node, key, keys)) tokens += keys;
-      }
+      if (node_sees(spec, node, key, keys)) tokens += keys;
     }
   }
-  return tokens * 2 * a.batch * a.kv_heads * a.dim * dtype_bytes(spec.dtype);
+  return tokens * 2 * a.batch * a.kv_heads * a.dim * element_bytes;
+}
+
+// Each chunk of own keys and values into each other node that sees any of it, once.
+std::int64_t attention_bound(const PlanSpec& spec, std::int32_t rank) {
+  std::int64_t bytes = 0;
+  for (std::int32_t node = 0; node < spec.topo.nodes; ++node) {
+    if (node != spec.topo.node_of(rank)) bytes += seen_bytes(spec, rank, node, dtype_bytes(spec.dtype));
+  }
+  return bytes;
 }
 
 // What one rank must send, where the pattern leaves no choice.
@@ -60,6 +52,15 @@ std::optional<std::int64_t> bound_of_rank(const PlanSpec& spec, std::int32_t ran
       return rows * spec.n * dtype_bytes(spec.partial);
     }
     case Op::kRingAttention: return attention_bound(spec, rank);
+    case Op::kRingAttentionBackward: {
+      std::int64_t bytes = attention_bound(spec, rank);
+      // One sum of own node for every chunk of its rail on other nodes that own node has seen any of.
+      for (std::int32_t node = 0; node < topo.nodes; ++node) {
+        if (node == topo.node_of(rank)) continue;
+        bytes += seen_bytes(spec, topo.rank_of(node, topo.gpu_of(rank)), topo.node_of(rank), dtype_bytes(spec.partial));
+      }
+      return bytes;
+    }
     case Op::kGemmAllReduce: break;
   }
   return std::nullopt;
@@ -82,6 +83,20 @@ bool share_is_even(const PlanSpec& spec, std::int64_t sent) {
 }
 
 }  // namespace
+
+bool node_sees(const PlanSpec& spec, std::int32_t node, std::int64_t key, std::int64_t keys) {
+  const AttentionSpec& a = spec.attention;
+  const SequenceSplit split = a.q_split(spec.topo);
+  for (std::int32_t gpu = 0; gpu < spec.topo.gpus; ++gpu) {
+    const std::int32_t rank = spec.topo.rank_of(node, gpu);
+    for (std::int64_t t = 0; t < split.tokens(rank); ++t) {
+      if (a.packed) return true;
+      const KeyRange seen = a.mask.sees(split.position(rank, t), 1, a.seq_q, a.seq_k);
+      if (!seen.empty() && seen.begin < key + keys && seen.end > key) return true;
+    }
+  }
+  return false;
+}
 
 std::int64_t sent_bytes(const Enumeration& all, std::int32_t rank) {
   std::int64_t bytes = 0;

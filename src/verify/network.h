@@ -4,6 +4,9 @@
 
 namespace mkernel {
 
+// Attention: whether some query of `node` sees one of the keys [key, key + keys), asked of each query by itself.
+bool node_sees(const PlanSpec& spec, std::int32_t node, std::int64_t key, std::int64_t keys);
+
 // Bytes that all puts of a rank move.
 std::int64_t sent_bytes(const Enumeration& all, std::int32_t rank);
 

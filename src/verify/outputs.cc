@@ -66,6 +66,7 @@ class OutputCells {
 struct OutputWrite {
   TaskId task = kNoTask;
   std::int32_t writer = 0;
+  Block block;
 };
 
 // A write into the C of another rank must be known to that rank's completion: then one of its tasks, or the completion
@@ -124,45 +125,47 @@ class Covered {
   const FlagTable& flags_;
 };
 
-// The writes into every rank's C, rank by rank.
+// The writes into one of every rank's outputs, rank by rank.
 struct OutputIndex {
-  explicit OutputIndex(const Enumeration& all) : first(static_cast<std::size_t>(all.world()) + 1) {
+  OutputIndex(const Enumeration& all, Buffer output) : first(static_cast<std::size_t>(all.world()) + 1) {
     const auto for_each_output = [&](auto&& f) {
       for_each_task(all, [&](const Lane& lane, TaskId id, const Task& task) {
         for_each_write(all.plan(), lane.rank, task, [&](const Access& access) {
-          if (is_output(access.buffer) && !access.empty()) f(static_cast<std::size_t>(access.rank), lane.rank, id);
+          if (access.buffer == output && !access.empty()) f(access, lane.rank, id);
         });
       });
     };
-    for_each_output([&](std::size_t rank, std::int32_t, TaskId) { ++first[rank + 1]; });
+    for_each_output([&](const Access& access, std::int32_t, TaskId) { ++first[index(access) + 1]; });
     for (std::size_t i = 1; i < first.size(); ++i) first[i] += first[i - 1];
     writes.resize(first.back());
     std::vector<std::size_t> next(first.begin(), first.end() - 1);
-    for_each_output([&](std::size_t rank, std::int32_t by, TaskId id) { writes[next[rank]++] = {id, by}; });
+    for_each_output([&](const Access& access, std::int32_t by, TaskId id) {
+      writes[next[index(access)]++] = {id, by, access.block};
+    });
   }
+  static std::size_t index(const Access& access) { return static_cast<std::size_t>(access.rank); }
 
   std::vector<OutputWrite> writes;
   std::vector<std::size_t> first;
 };
 
-}  // namespace
-
-void check_outputs(const Enumeration& all, const FlagTable& flags, const Knowledge& knowledge, Findings& findings) {
-  const OutputIndex index(all);
+void check_output(const Enumeration& all, Buffer output, const FlagTable& flags, const Knowledge& knowledge,
+                  Findings& findings) {
+  const OutputIndex index(all, output);
   Covered covered(all, flags);
   for (std::int32_t rank = 0; rank < all.world(); ++rank) {
     const OutputWrite* const begin = index.writes.data() + index.first[static_cast<std::size_t>(rank)];
     const OutputWrite* const end = index.writes.data() + index.first[static_cast<std::size_t>(rank) + 1];
-    OutputCells cells(all.plan().extent(all.plan().output(), rank));
-    for (const OutputWrite* write = begin; write != end; ++write) cells.add_edges(all.tasks()[write->task].block);
+    OutputCells cells(all.plan().extent(output, rank));
+    for (const OutputWrite* write = begin; write != end; ++write) cells.add_edges(write->block);
     cells.make_cells();
     for (const OutputWrite* write = begin; write != end; ++write) {
       const Task& task = all.tasks()[write->task];
-      const TaskId before = cells.write(task.block, write->task);
+      const TaskId before = cells.write(write->block, write->task);
       if (before != kNoTask) {
         findings.add(ViolationKind::kWrittenTwice, all.place(write->task), [&] {
           return fmt::format("{} writes part of {} of rank {} that {} also writes", all.name(write->task),
-                             buffer_name(all.plan().output()), rank, all.name(before));
+                             buffer_name(output), rank, all.name(before));
         });
       }
       if (write->writer == rank) continue;
@@ -181,11 +184,17 @@ void check_outputs(const Enumeration& all, const FlagTable& flags, const Knowled
     }
     cells.for_each_hole([&](const Block& hole) {
       findings.add(ViolationKind::kNeverWritten, {rank}, [&] {
-        return fmt::format("nobody writes {}[{}:{}, {}:{}] of rank {}", buffer_name(all.plan().output()), hole.row,
+        return fmt::format("nobody writes {}[{}:{}, {}:{}] of rank {}", buffer_name(output), hole.row,
                            hole.row + hole.rows, hole.col, hole.col + hole.cols, rank);
       });
     });
   }
+}
+
+}  // namespace
+
+void check_outputs(const Enumeration& all, const FlagTable& flags, const Knowledge& knowledge, Findings& findings) {
+  for (int i = 0; i < all.plan().outputs(); ++i) check_output(all, all.plan().output(i), flags, knowledge, findings);
 }
 
 }  // namespace mkernel

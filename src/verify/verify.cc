@@ -42,6 +42,8 @@ VerifyReport verify(const PlanSource& source) {
   check_outputs(all, flags, knowledge, findings);
   if (source.plan().spec().op == Op::kRingAttention) {
     check_attention(all, order, knowledge, reuse, findings);
+  } else if (source.plan().spec().op == Op::kRingAttentionBackward) {
+    check_attention_backward(all, order, knowledge, reuse, findings);
   } else {
     const WriteIndex writes(all, findings);
     check_dataflow(all, writes, knowledge, reuse, findings);

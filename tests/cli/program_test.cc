@@ -269,7 +269,7 @@ TEST_F(ProgramTest, VerifyProvesOnePlan) {
 
 TEST_F(ProgramTest, InfoNamesWhatIsMissing) {
   const json result = run_json("info");
-  EXPECT_EQ(result["operators"].size(), 4u);
+  EXPECT_EQ(result["operators"].size(), 5u);
   EXPECT_GT(result["cores"].get<int>(), 0);
   EXPECT_GT(result["memory_bytes"].get<std::int64_t>(), 0);
   EXPECT_EQ(result["missing"].size() >= 1,

@@ -94,8 +94,9 @@ class HostOperator {
   // Sets all lanes of a rank to the start of the call `ticket`.
   void start(std::int32_t rank, std::uint64_t ticket);
 
-  // Not fused: two phases, and the second of a call begins on every rank when the first has ended on all.
-  bool in_first_phase(Role role) const { return plan().gathers() != (role == Role::kCompute); }
+  // Not fused: two phases, and the second of a call begins on every rank when the first has ended on all. (Plans of
+  // three phases run fused only.)
+  bool in_first_phase(Role role) const { return plan().phase(role, 0) == 0; }
   // `turn` counts a rank's calls of this operator from 0.
   bool gate_open(std::uint64_t turn) const;
   // Called once per rank and call, with 1: this rank's first phase has ended. In a world of several processes somebody

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "base/random.h"
-#include "exec/attention_problem.h"
+#include "exec/backward_problem.h"
 #include "exec/problem.h"
 #include "exec/sim/simulator.h"
 #include "plan/attention_tiling.h"
@@ -28,11 +28,11 @@ T pick(Random& random, const T (&values)[kCount]) {
 }
 
 // `fused` false: all chunks are taken in before any is read, so there must be slots for all.
-PlanSpec random_attention_spec(Random& random, Topology topo, bool fused) {
+PlanSpec random_attention_spec(Random& random, Op op, Topology topo, bool fused) {
   constexpr std::int64_t kLengths[] = {0, 1, 7, 31, 33, 64, 65, 96, 127};
   constexpr struct { std::int64_t batch, heads, kv_heads; } kHeads[] = {{1, 1, 1}, {1, 4, 2}, {2, 3, 1}, {1, 2, 2}};
   PlanSpec spec;
-  spec.op = Op::kRingAttention;
+  spec.op = op;
   spec.topo = topo;
   spec.dtype = spec.partial = static_cast<Dtype>(random.below(3));
   AttentionSpec& a = spec.attention;
@@ -48,7 +48,10 @@ PlanSpec random_attention_spec(Random& random, Topology topo, bool fused) {
   a.mask.right = random.chance(0.2) ? static_cast<std::int64_t>(random.below(10)) : -1;
   a.zigzag = random.chance(0.5);
   a.packed = random.chance(0.2) && a.batch == 1;
-  spec.tiling = choose_attention_tiling(spec);
+  const bool backward = op == Op::kRingAttentionBackward;
+  if (backward && random.chance(0.3)) spec.partial = Dtype::kFp32;
+  spec.tiling = backward ? choose_backward_tiling(spec) : choose_attention_tiling(spec);
+  if (backward && random.chance(0.75)) spec.tiling.bn = static_cast<std::int32_t>(1 + random.below(17));
   if (random.chance(0.75)) {
     spec.tiling.bm = 8 << random.below(3);
     spec.tiling.chunk_rows = static_cast<std::int32_t>(1 + random.below(20));
@@ -59,7 +62,7 @@ PlanSpec random_attention_spec(Random& random, Topology topo, bool fused) {
 }
 
 PlanSpec random_spec(Random& random, Op op, Topology topo, bool fused) {
-  if (op == Op::kRingAttention) return random_attention_spec(random, topo, fused);
+  if (attends(op)) return random_attention_spec(random, op, topo, fused);
   constexpr std::int64_t kSizes[] = {0, 1, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 96, 127, 128, 129};
   PlanSpec spec;
   spec.op = op;
@@ -95,9 +98,11 @@ Topology random_topology(Random& random) {
 }
 
 std::string describe_spec(const PlanSpec& spec) {
-  if (spec.op == Op::kRingAttention) {
-    return fmt::format("{} {}x{} {}, tiles of {}, chunks of {}, {} rounds", op_name(spec.op), spec.topo.nodes,
-                       spec.topo.gpus, attention_text(spec), spec.tiling.bm, spec.tiling.chunk_rows,
+  if (attends(spec.op)) {
+    const bool backward = spec.op == Op::kRingAttentionBackward;
+    return fmt::format("{} {}x{} {}, tiles of {}{}, chunks of {}, {} rounds", op_name(spec.op), spec.topo.nodes,
+                       spec.topo.gpus, attention_text(spec), spec.tiling.bm,
+                       backward ? fmt::format(" x {}", spec.tiling.bn) : "", spec.tiling.chunk_rows,
                        spec.attention.slot_rounds);
   }
   return fmt::format("{} {}x{} m={} n={} k={} {}{} tile {}x{} of {} shards, band {} chunk {}/{} copy {} pitch {}",
@@ -204,6 +209,9 @@ ExploreResult explore_seed(std::optional<Op> op, std::uint64_t seed, const std::
     if (specs[which].op == Op::kRingAttention) {
       add(std::make_shared<AttentionProblem>(operators[which]->plan(), data_seed,
                                              AttentionProblem::Inputs{.by_token = apart}));
+    } else if (specs[which].op == Op::kRingAttentionBackward) {
+      add(std::make_shared<BackwardProblem>(operators[which]->plan(), data_seed,
+                                            BackwardProblem::Inputs{.by_token = apart}));
     } else {
       add(std::make_shared<Problem>(operators[which]->plan(), data_seed, apart ? 3 : 0));
     }

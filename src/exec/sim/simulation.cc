@@ -63,7 +63,7 @@ Simulation::Simulation(const SimOptions& options, std::span<const PlanSource* co
     operators_.push_back(std::move(op));
   }
   completion_lane_ = lanes_per_rank_ - 1;
-  call_states_.assign(calls.size(), {world_, world_, false});
+  call_states_.assign(calls.size(), {world_, {world_, world_}, 0});
   report_.call_end_ns.assign(calls.size(), 0);
 
   ranks_.resize(world);
@@ -184,10 +184,6 @@ void Simulation::control(Control what, std::int32_t rank) {
 
 // ---- calls
 
-bool Simulation::first_phase(const Operator& op, Role role) const {
-  return op.plan.gathers() != (role == Role::kCompute);
-}
-
 void Simulation::launch(std::int32_t rank) {
   Rank& r = ranks_[rank];
   if (r.dead) return;
@@ -197,23 +193,23 @@ void Simulation::launch(std::int32_t rank) {
   r.running = true;
   r.warned = false;
   r.remaining = 0;
-  r.gated = 0;
+  std::fill(std::begin(r.gated), std::end(r.gated), 0);
   r.moves_left = 0;
   r.progress_at = now_;
   if (op.memory && !call.arguments.empty()) op.memory->bind(rank, r.epoch, call.arguments[rank]);
 
   std::int32_t index = 0;
   for (Role role : {Role::kSend, Role::kIntra, Role::kRecv, Role::kCompute}) {
-    const bool open = options_.fused || first_phase(op, role) || call_states_[r.call].gate_open;
     for (std::int32_t lane = 0; lane < op.plan.lanes(role); ++lane, ++index) {
       Lane& l = lane_of(rank, index);
       l.head = -1;
       l.count = op.source->count(rank, role, lane);
       l.role = role;
       l.number = static_cast<std::int16_t>(lane);
-      l.open = open;
+      l.phase = static_cast<std::int8_t>(op.plan.phase(role, lane));
+      l.open = options_.fused || l.phase <= call_states_[r.call].phase;
       r.remaining += l.count;
-      if (first_phase(op, role)) r.gated += l.count;
+      if (l.phase < kGates) r.gated[l.phase] += l.count;
       if (role == Role::kIntra || role == Role::kRecv) r.moves_left += l.count;
     }
   }
@@ -237,24 +233,34 @@ void Simulation::launch(std::int32_t rank) {
       races_->acquire(sm == options_.sms ? send_process(rank) : sm_process(rank, sm), rank_key(rank));
     }
   }
-  const bool gate_free = !options_.fused && r.gated == 0;
+  bool gate_free[kGates];
+  for (int phase = 0; phase < kGates; ++phase) gate_free[phase] = !options_.fused && r.gated[phase] == 0;
   const bool no_tasks = r.remaining == 0;  // else the last finished task asks for completion
   for (std::int32_t lane = 0; lane < completion_lane_; ++lane) {
     Lane& l = lane_of(rank, lane);
     if (l.count >= 0 && l.open && l.head < 0) advance(rank, lane);
   }
-  if (gate_free && --call_states_[r.call].gates_left == 0) open_gate(r.call);
+  for (int phase = 0; phase < kGates; ++phase) {
+    if (gate_free[phase]) pass_gate(r.call, phase);
+  }
   if (no_tasks) schedule(now_, rank, lane_actor(completion_lane_));
 }
 
+// A rank has ended a phase of an unfused call.
+void Simulation::pass_gate(std::size_t call, int phase) {
+  Call& state = call_states_[call];
+  --state.gates_left[phase];
+  while (state.phase < kGates && state.gates_left[state.phase] == 0) open_gate(call);
+}
+
 void Simulation::open_gate(std::size_t call) {
-  call_states_[call].gate_open = true;
+  const int phase = ++call_states_[call].phase;
   for (std::int32_t rank = 0; rank < world_; ++rank) {
     Rank& r = ranks_[rank];
     if (!r.running || r.call != call) continue;
     for (std::int32_t lane = 0; lane < completion_lane_; ++lane) {
       Lane& l = lane_of(rank, lane);
-      if (l.count < 0 || l.open) continue;
+      if (l.count < 0 || l.open || l.phase > phase) continue;
       l.open = true;
       schedule(now_, rank, lane_actor(lane));
     }

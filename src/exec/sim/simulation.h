@@ -31,6 +31,7 @@ class Simulation final : public Landing {
 
  private:
   static constexpr std::size_t kLine = 64;  // bytes of a cache line
+  static constexpr int kGates = 2;          // between the phases of an unfused call (Plan::phase)
   static constexpr std::int32_t kNobody = -1;
   static constexpr std::int16_t kIdle = -1;      // an SM without a task
   static constexpr std::int16_t kWithheld = -2;  // an SM that another kernel holds
@@ -52,7 +53,8 @@ class Simulation final : public Landing {
     std::uint32_t scanned = 0;           // and this many flags of this one
     std::int16_t number = 0;
     Role role = Role::kCompute;
-    bool open = false;  // false: gated (unfused), or not of this operator
+    std::int8_t phase = 0;  // of an unfused call
+    bool open = false;      // false: gated (unfused), or not of this operator
     Task task;
   };
   // Keeps of its task only what its end needs: half a cache line, as SMs are many.
@@ -70,9 +72,9 @@ class Simulation final : public Landing {
     bool running = false;
     bool dead = false;
     bool warned = false;
-    std::int64_t remaining = 0;   // tasks of this call that are not finished
-    std::int64_t gated = 0;       // those of the first phase of an unfused call
-    std::int64_t moves_left = 0;  // tasks of intra and recv that no SM has taken
+    std::int64_t remaining = 0;       // tasks of this call that are not finished
+    std::int64_t gated[kGates] = {};  // those of each phase but the last of an unfused call
+    std::int64_t moves_left = 0;      // tasks of intra and recv that no SM has taken
     Nanos progress_at = 0;
     Nanos proxy_at = kNever;
     std::vector<std::int32_t> ready[3];  // lanes with a ready head, by role (compute, intra, recv)
@@ -101,8 +103,8 @@ class Simulation final : public Landing {
   };
   struct Call {
     std::int32_t ranks_left = 0;
-    std::int32_t gates_left = 0;
-    bool gate_open = false;
+    std::int32_t gates_left[kGates] = {};  // ranks that have not ended this phase of an unfused call
+    int phase = 0;                         // that all ranks may be in
   };
 
   // Actors of a rank, in this order: SMs, lanes, the proxy, then one of each Control.
@@ -128,15 +130,15 @@ class Simulation final : public Landing {
   Operator& op_of(const Rank& rank) { return operators_[calls_[rank.call].op]; }
 
   void launch(std::int32_t rank);
+  void pass_gate(std::size_t call, int phase);
   void open_gate(std::size_t call);
-  bool first_phase(const Operator& op, Role role) const;
   void complete(std::int32_t rank);
 
   // Looks at the head of a lane: starts it, queues it, or registers it with the flag that it waits for.
   void advance(std::int32_t rank, std::int32_t lane);
   bool waits_met(std::int32_t rank, std::int32_t lane);
   void load_head(std::int32_t rank, Lane& lane);
-  void finish_task(std::int32_t rank, Role role);
+  void finish_task(std::int32_t rank, const Lane& l);
   bool movers_compute(std::int32_t rank);
   void move_taken(std::int32_t rank, Role role);
   bool send(std::int32_t rank, Lane& lane);
@@ -148,6 +150,7 @@ class Simulation final : public Landing {
   void raise(Flag& flag, std::int32_t rank, std::uint32_t value, Nanos latency);
   Nanos duration(const Operator& op, std::int32_t rank, const Task& task, const Sm& sm);
   double refetch_ns(const Operator& op, std::int32_t rank) const;
+  double backward_ns(const Plan& plan, std::int32_t rank, const Task& task) const;
   double attend_ns(const Plan& plan, std::int32_t rank, const Task& task) const;
   Nanos reserve(std::vector<Nanos>& link, std::int32_t rank, std::int64_t bytes);
   void step_proxy(std::int32_t rank);

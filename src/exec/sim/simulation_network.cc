@@ -120,7 +120,7 @@ void Simulation::check_accesses(std::int32_t rank, std::int32_t sm) {
   const std::uint64_t label = labels_.size() - 1;
   const std::string who = labels_.back();
   const std::size_t process = sm_process(rank, sm);
-  if (l.task.block.empty()) return;
+  if (l.task.block.empty() && l.task.action != Action::kAttendBackward) return;
   for_each_read(op.plan, rank, l.task, [&](const Access& access) {
     check_access(process, op.memory->read(access, epoch), false, label, who);
   });

@@ -12,8 +12,8 @@ constexpr double kSlowdown = 8;         // of the SMs that Injection::slow_sm dr
 
 std::int64_t round_up(std::int64_t x, std::int64_t step) { return ceil_div(x, step) * step; }
 
-// Queries times keys that a kAttend task multiplies: whole tiles of keys of which some query sees one. Packed sequences
-// count as if all saw all of a chunk that is not behind them.
+// Queries times keys that a task of attention multiplies: whole tiles of keys of which some query sees one. Packed
+// sequences count as if all saw all of a chunk that is not behind them.
 double attended_pairs(const Plan& plan, std::int32_t rank, const Task& task) {
   if (task.length == 0) return 0;
   const AttentionSpec& a = plan.spec().attention;
@@ -78,7 +78,7 @@ void Simulation::advance(std::int32_t rank, std::int32_t lane) {
   while (l.head < l.count) {
     if (l.task.action == Action::kNone) {
       move_taken(rank, l.role);
-      finish_task(rank, l.role);
+      finish_task(rank, l);
     } else {
       if (!waits_met(rank, lane)) return;
       if (l.ready_at > now_) return schedule(l.ready_at, rank, lane_actor(lane));
@@ -102,13 +102,11 @@ void Simulation::advance(std::int32_t rank, std::int32_t lane) {
 }
 
 // A task of this call is finished; the last one asks whether the call is.
-void Simulation::finish_task(std::int32_t rank, Role role) {
+void Simulation::finish_task(std::int32_t rank, const Lane& l) {
   Rank& r = ranks_[rank];
   ++report_.tasks;
   r.progress_at = now_;
-  if (!options_.fused && first_phase(op_of(r), role) && --r.gated == 0) {
-    if (--call_states_[r.call].gates_left == 0) open_gate(r.call);
-  }
+  if (!options_.fused && l.phase < kGates && --r.gated[l.phase] == 0) pass_gate(r.call, l.phase);
   if (--r.remaining == 0) schedule(now_, rank, lane_actor(completion_lane_));
 }
 
@@ -148,7 +146,7 @@ bool Simulation::send(std::int32_t rank, Lane& l) {
   }
   proxies_[rank].ring_filled(node);
   wake_proxy(rank, now_ + cost_.record_ns);
-  finish_task(rank, Role::kSend);
+  finish_task(rank, l);
   return true;
 }
 
@@ -204,7 +202,7 @@ void Simulation::end(std::int32_t rank, std::int32_t sm) {
   }
   s.lane = kIdle;
   raise_signals(rank, s, sm_process(rank, sm));
-  finish_task(rank, l.role);
+  finish_task(rank, l);
   next_task(rank, sm);
 }
 
@@ -280,6 +278,19 @@ double Simulation::attend_ns(const Plan& plan, std::int32_t rank, const Task& ta
          flops * cost_.sms / (cost_.gemm_flops_per_ns * cost_.attend_efficiency);
 }
 
+// A GPU keeps the sums of its keys in registers from the first tile of queries to the last, so only there its pipeline
+// starts and drains; what it adds to the sums of queries in memory is part of its efficiency. Where nothing meets,
+// nothing is touched but what begins or ends.
+double Simulation::backward_ns(const Plan& plan, std::int32_t rank, const Task& task) const {
+  const double pairs = attended_pairs(plan, rank, task);
+  const bool ends = !task.resume_keys || !task.park_keys;
+  if (pairs == 0 && !ends && task.resume && task.park) return static_cast<double>(cost_.own_flag_ns);
+  const double flops = 10.0 * pairs * static_cast<double>(plan.spec().attention.dim);
+  const Nanos fixed = (task.resume_keys ? 0 : cost_.attend_ns) + (task.park_keys ? 0 : cost_.park_ns);
+  return static_cast<double>(fixed + cost_.own_flag_ns) +
+         flops * cost_.sms / (cost_.gemm_flops_per_ns * cost_.backward_efficiency);
+}
+
 // Gathered rows are multiplied in the order of their arrival, a row of tiles after the other, not in bands: what tiles
 // that run at the same time want of A and B is used by no later ones, so where that is more than one GPU's L2 holds for
 // all ranks, the rest comes from its memory while they run.
@@ -307,6 +318,8 @@ Nanos Simulation::duration(const Operator& op, std::int32_t rank, const Task& ta
          (task.src == Buffer::kGather ? refetch_ns(op, rank) : 0);
   } else if (task.action == Action::kAttend) {
     ns = attend_ns(op.plan, rank, task);
+  } else if (task.action == Action::kAttendBackward) {
+    ns = backward_ns(op.plan, rank, task);
   } else {
     std::int64_t bytes = 0;
     std::int64_t from_peers = 0;

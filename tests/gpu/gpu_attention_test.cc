@@ -224,7 +224,7 @@ TEST(GpuAttention, ARingTakesLittleLongerThanAllKeysAtHand) {
     fmt::print(stderr, "{}x{}: {:.0f} us, {:.2f} times the {:.0f} us of one rank\n", topo.nodes, topo.gpus, ring,
                ring / best, best);
     // Eight ranks share power and memory, which one has for itself. What a rank sends goes to N - 1 nodes.
-    const double shard_bytes = 2.0 * 2 * static_cast<double>(options.seq_k / 8 * options.heads * options.dim);
+    const double shard_bytes = 2.0 * 2 * static_cast<double>(alone.seq_q * options.heads * options.dim);
     const double wire = (topo.nodes - 1) * shard_bytes / (kLinkGbPerS * 1e3);
     EXPECT_LT(ring, 1.5 * std::max(best, wire)) << topo.nodes << "x" << topo.gpus << ", wire " << wire << " us";
   }

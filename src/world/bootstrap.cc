@@ -205,10 +205,11 @@ Status Bootstrap::find_rank_0(const MeetingPoint& point) {
                                 .number(static_cast<std::uint32_t>(options_.size))
                                 .bytes();
   std::string why = "nobody was there";
+  bool told = false;  // why rank 0 turned us away; that it has given up since then explains less
   for (std::size_t place = 0; Clock::now() < end; place = (place + 1) % places) {
     Socket socket = connect_to(point, place, std::min(kConnectMs, milliseconds_until(end)));
     if (!socket.open()) {
-      why = std::strerror(errno);
+      if (!told) why = std::strerror(errno);
       if (place + 1 == places) std::this_thread::sleep_for(kRetryPause);
       continue;
     }
@@ -231,7 +232,7 @@ Status Bootstrap::find_rank_0(const MeetingPoint& point) {
       while (const std::optional<Frame> frame = parser.next()) {
         if (frame->type == FrameType::kRefused) {
           why = "it was turned away: " + PacketReader(frame->payload).text();
-          gone = true;
+          gone = told = true;
         } else if (frame->type == FrameType::kAccepted) {
           // Rank 0 knows who is missing, so it is the first to give up.
           until = end + kFarewell;

@@ -26,6 +26,8 @@ this file. *Ratio* is baseline / ours, above 1 we are faster: the median over ro
 the card is power limited and its clock moves by a third (absolute times of different rows do not compare). *Spread* is
 (largest − smallest) / median of the ratio over the rounds. *Floor* is the larger of FLOPs / 990 TFLOP/s (of the SMs in
 use) and bytes / 4.8 TB/s, inputs and outputs counted once: the data sheet, which no kernel reaches under the power cap.
+On virtual clusters a contestant has the same one before it in every second round, whose power moves its clock: up to 6 % was
+seen (docs/decisions/0017).
 """
 
 TITLES = {

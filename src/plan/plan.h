@@ -58,7 +58,6 @@ class Plan {
     const bool gathers = spec_.op == Op::kAllGatherGemm || spec_.op == Op::kRingAttention;
     return gathers == (role == Role::kCompute) ? 1 : 0;
   }
-  MK_HD constexpr int phases() const { return spec_.op == Op::kRingAttentionBackward ? 3 : 2; }
   // Whether a sum over the node or the rail takes in what `node` has.
   MK_HD constexpr bool adds(std::int32_t rank, const Task& task, std::int32_t node) const {
     return spec_.op != Op::kRingAttentionBackward || backward_.adds(rank, task, node);

@@ -2,98 +2,34 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <memory>
 #include <utility>
 
 #include "exec/attention_problem.h"
 #include "exec/sim/explore.h"
-#include "exec/sim/simulator.h"
+#include "exec/sim/test_simulation.h"
 #include "plan/attention_tiling.h"
-#include "plan/print.h"
 #include "plan/test_attention_spec.h"
 
 namespace mkernel {
 namespace {
 
-constexpr Nanos kSecond = 1'000'000'000;
+using test::attention_kinds;
+using test::checked_options;
+using test::Damaged;
+using test::kSecond;
+using test::Outcome;
+using test::text_of;
+
 constexpr Topology kWorlds[] = {{1, 1}, {1, 2}, {1, 3}, {2, 1}, {2, 2}, {3, 1}, {2, 3}, {3, 2}, {4, 2}};
 
-SimOptions checked_options(Topology topo) {
-  SimOptions options;
-  options.topo = topo;
-  options.sms = 4;
-  options.cost.sms = 4;
-  options.races = true;
-  return options;
-}
-
-std::vector<AttentionSpec> kinds() {
-  std::vector<AttentionSpec> list(6);
-  list[0].slot_rounds = 1;
-  list[1].mask.causal = list[1].zigzag = true;
-  list[1].heads = 4;
-  list[1].kv_heads = 2;
-  list[2].mask.left = 9;
-  list[2].mask.right = 2;
-  list[2].slot_rounds = 2;
-  list[3].packed = list[3].mask.causal = true;
-  list[4].batch = 2;
-  list[4].heads = 3;
-  list[4].mask.causal = true;
-  list[4].slot_rounds = 1;
-  list[5].packed = list[5].zigzag = true;
-  list[5].slot_rounds = 2;
-  return list;
-}
-
-std::string text_of(const PlanSpec& spec) {
-  return fmt::format("{}x{} {}, {} rounds", spec.topo.nodes, spec.topo.gpus, attention_text(spec),
-                     spec.attention.slot_rounds);
-}
-
-struct Outcome {
-  std::optional<Error> error;
-  std::optional<std::string> mismatch;
-  bool bad() const { return error.has_value() || mismatch.has_value(); }
-  std::string text() const { return error ? error->message : mismatch ? *mismatch : "good"; }
-};
-
-// Three calls with fresh data, so that the third reuses the workspace of the first.
 Outcome run_three(const PlanSource& source, const SimOptions& options) {
-  std::vector<std::unique_ptr<AttentionProblem>> problems;
-  std::vector<SimCall> calls;
-  for (std::uint64_t i = 0; i < 3; ++i) {
-    problems.push_back(std::make_unique<AttentionProblem>(source.plan(), 10 + i));
-    calls.push_back({0, problems.back()->arguments()});
-  }
-  const PlanSource* operators[] = {&source};
-  Outcome outcome;
-  outcome.error = simulate(options, operators, calls).error;
-  for (const auto& problem : problems) {
-    if (!outcome.error && !outcome.mismatch) outcome.mismatch = problem->mismatch();
-  }
-  return outcome;
+  return test::run_three<AttentionProblem>(source, options);
 }
-
-// A plan with one kind of damage.
-class Damaged : public PlanSource {
- public:
-  using Damage = std::function<void(std::int32_t rank, Role role, std::int32_t lane, std::int64_t index, Task& task)>;
-  Damaged(const Plan& plan, Damage damage) : PlanSource(plan), damage_(std::move(damage)) {}
-  Task task(std::int32_t rank, Role role, std::int32_t lane, std::int64_t index) const override {
-    Task task = PlanSource::task(rank, role, lane, index);
-    damage_(rank, role, lane, index, task);
-    return task;
-  }
-
- private:
-  Damage damage_;
-};
 
 TEST(SimulatedAttention, GivesTheRightBitsWithoutARaceOnEverySmallWorld) {
   for (const Topology topo : kWorlds) {
-    for (const AttentionSpec& kind : kinds()) {
+    for (const AttentionSpec& kind : attention_kinds()) {
       const PlanSource source{Plan(test::make_attention_spec(topo, topo.world() * 9 + 2, kind))};
       SimOptions options = checked_options(topo);
       options.inject.shuffle = true;
@@ -105,7 +41,7 @@ TEST(SimulatedAttention, GivesTheRightBitsWithoutARaceOnEverySmallWorld) {
 
 TEST(SimulatedAttention, IsWithinTheBoundOfFp64) {
   for (const Topology topo : {Topology{1, 1}, Topology{2, 2}, Topology{3, 1}}) {
-    for (const AttentionSpec& kind : kinds()) {
+    for (const AttentionSpec& kind : attention_kinds()) {
       for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16, Dtype::kFp32}) {
         PlanSpec spec = test::make_attention_spec(topo, 75, kind);
         spec.dtype = spec.partial = dtype;

@@ -3,20 +3,23 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "exec/problem.h"
 #include "exec/sim/explore.h"
+#include "exec/sim/test_simulation.h"
 #include "plan/test_spec.h"
 #include "plan/tiling.h"
 
 namespace mkernel {
 namespace {
 
-constexpr Nanos kSecond = 1'000'000'000;
+using test::checked_options;
+using test::Damaged;
+using test::kSecond;
+using test::Outcome;
 
 PlanSpec small_spec(Op op, Topology topo, std::int64_t m = 96, std::int64_t n = 64, std::int64_t k = 33) {
   const PlanSpec spec = test::make_spec(
@@ -26,54 +29,10 @@ PlanSpec small_spec(Op op, Topology topo, std::int64_t m = 96, std::int64_t n = 
   return spec;
 }
 
-SimOptions checked_options(Topology topo) {
-  SimOptions options;
-  options.topo = topo;
-  options.sms = 4;
-  options.cost.sms = 4;
-  options.races = true;
-  return options;
-}
-
 constexpr Op kOps[] = {Op::kAllGatherGemm, Op::kGemmReduceScatter, Op::kGemmAllReduce};
 
-// A plan with one kind of damage.
-class Damaged : public PlanSource {
- public:
-  using Damage = std::function<void(std::int32_t rank, Role role, std::int32_t lane, std::int64_t index, Task& task)>;
-  Damaged(const Plan& plan, Damage damage) : PlanSource(plan), damage_(std::move(damage)) {}
-  Task task(std::int32_t rank, Role role, std::int32_t lane, std::int64_t index) const override {
-    Task task = PlanSource::task(rank, role, lane, index);
-    damage_(rank, role, lane, index, task);
-    return task;
-  }
-
- private:
-  Damage damage_;
-};
-
-struct Outcome {
-  std::optional<Error> error;
-  std::optional<std::string> mismatch;
-  bool bad() const { return error.has_value() || mismatch.has_value(); }
-};
-
-// Three calls with fresh data, so that the third reuses the workspace of the first.
-Outcome run_three(const PlanSource& source, SimOptions options) {
-  std::vector<std::unique_ptr<Problem>> problems;
-  std::vector<SimCall> calls;
-  for (std::uint64_t i = 0; i < 3; ++i) {
-    problems.push_back(std::make_unique<Problem>(source.plan(), 10 + i));
-    calls.push_back({0, problems.back()->arguments()});
-  }
-  const PlanSource* operators[] = {&source};
-  const SimReport report = simulate(options, operators, calls);
-  Outcome outcome;
-  outcome.error = report.error;
-  for (const auto& problem : problems) {
-    if (!outcome.mismatch) outcome.mismatch = problem->mismatch();
-  }
-  return outcome;
+Outcome run_three(const PlanSource& source, const SimOptions& options) {
+  return test::run_three<Problem>(source, options);
 }
 
 TEST(Simulator, EveryOperatorGivesTheExactResultWithoutARaceOnEverySmallWorld) {

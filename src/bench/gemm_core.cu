@@ -311,7 +311,7 @@ class CoreRun {
     std::vector<std::vector<double>> ratios(count);
     for (int round = 0; round < kSelectionRounds && count > 0; ++round) {
       std::vector<std::size_t> order = {kGemmEx};
-      const std::vector<std::size_t> turn = rotated_order(count, round);
+      const std::vector<std::size_t> turn = balanced_order(count, round);
       for (const std::size_t lt : turn) order.insert(order.end(), {kFirstLt + lt, kGemmEx});
       Result<std::vector<double>> times = time_blocks(order);
       if (!times.ok()) return times.error();
@@ -336,7 +336,7 @@ class CoreRun {
     };
     std::vector<Times> measured(baselines.size());
     for (int round = -1; round < options_.rounds; ++round) {  // the first one warms up
-      const std::vector<std::size_t> turn = rotated_order(baselines.size(), round + 1);
+      const std::vector<std::size_t> turn = balanced_order(baselines.size(), round + 1);
       std::vector<std::size_t> order;
       for (const std::size_t b : turn) order.insert(order.end(), {baselines[b], kOurs, baselines[b]});
       Result<std::vector<double>> times = time_blocks(order);

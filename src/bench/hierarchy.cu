@@ -177,7 +177,7 @@ class HierarchyBenchImpl final : public HierarchyBench {
     }
     for (int round = 0; round < options_.rounds; ++round) {
       std::array<double, 2> us = {};
-      for (const std::size_t i : rotated_order(both.size(), round)) {
+      for (const std::size_t i : balanced_order(both.size(), round)) {
         Result<double> measured = both[i]->measure();
         if (!measured.ok()) return measured.error();
         us[i] = *measured;

@@ -27,10 +27,15 @@ double paired_ratio(double baseline_before, double ours, double baseline_after) 
   return (baseline_before + baseline_after) / 2 / ours;
 }
 
-std::vector<std::size_t> rotated_order(std::size_t count, int round) {
+std::vector<std::size_t> balanced_order(std::size_t count, int round) {
+  // From the middle outwards, 0 1 -1 2 -2 ..., neighbours are 1, -2, 3, -4, ... apart, which are all different modulo
+  // an even count; every round adds one to all.
   std::vector<std::size_t> order(count);
-  for (std::size_t i = 0; i < count; ++i) order[i] = (i + static_cast<std::size_t>(round)) % count;
-  if (round % 2 == 1) std::reverse(order.begin(), order.end());
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t away = i % 2 == 1 ? (i + 1) / 2 : count - i / 2;
+    order[i] = (away + static_cast<std::size_t>(round)) % count;
+  }
+  if (count % 2 == 1 && round % 2 == 1) std::reverse(order.begin(), order.end());
   return order;
 }
 

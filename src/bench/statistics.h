@@ -19,8 +19,9 @@ Summary summarise(std::span<const double> per_round);
 // How much faster we were than the baseline that ran before and after us; above 1 we are better.
 double paired_ratio(double baseline_before, double ours, double baseline_after);
 
-// The order of `count` contestants in a round: another one begins each time, and odd rounds go backwards, so that
-// neighbours change too.
-std::vector<std::size_t> rotated_order(std::size_t count, int round);
+// The order of `count` contestants in a round >= 0, such that nobody keeps the neighbour before it, whose power moves
+// the clock: within `count` rounds another one each time, or, where `count` is odd, each at most twice. (E. J.
+// Williams, Experimental designs balanced for the estimation of residual effects of treatments, 1949.)
+std::vector<std::size_t> balanced_order(std::size_t count, int round);
 
 }  // namespace mkernel::bench

@@ -165,7 +165,7 @@ class ClusterRun {
     const auto name = [](int movers) { return fmt::format("fused, {} movers", movers); };
     std::vector<double> sums(static_cast<std::size_t>(most), 0);
     for (int pass = 0; pass < kSweepPasses; ++pass) {
-      for (const std::size_t i : rotated_order(sums.size(), pass)) {
+      for (const std::size_t i : balanced_order(sums.size(), pass)) {
         const int movers = static_cast<int>(i) + 1;
         const auto call = [&] { return ways_->call_fused_with(movers); };
         Result<CallTime> first = session_.time({name(movers), {}, call, false, kLeastCalls, 0});
@@ -188,7 +188,7 @@ class ClusterRun {
     result_.partition = ways_->fused().partition();
     result_.workspace_bytes = ways_->fused().workspace_bytes();
     for (int round = 0; round < options_.rounds; ++round) {
-      for (const std::size_t i : rotated_order(entries_.size(), round)) {
+      for (const std::size_t i : balanced_order(entries_.size(), round)) {
         Entry& e = entries_[i];
         Result<CallTime> timed = time(e, e.time.calls);
         if (!timed.ok()) return timed.error();
